@@ -1,0 +1,132 @@
+r"""Pure tensor functions: the equations of the papers, one function each.
+
+No modules, no configuration, no logging. Every mask is boolean with True = counts; every
+statistic is float32 or better; bad input raises ``ValueError`` naming the argument and its shape.
+
+Advantages (`advantages`)
+    * :func:`outcome_to_tokens`: reward on the last token, DeepSeekMath Eq. 2
+    * :func:`kl_penalised_rewards`: k1 in the reward, DeepSeekMath Eq. 2
+    * :func:`gae`: GAE Eq. 16, VAPO Eq. 3
+    * :func:`length_adaptive_lambda`: VAPO Eq. 4-5
+
+Group-relative advantages (`groups`)
+    * :func:`group_relative`: GRPO 4.1.2, DAPO Eq. 9, Dr. GRPO
+    * :func:`group_relative_process`: GRPO 4.1.3
+
+Per-token losses (`losses`)
+    * :func:`clipped_surrogate`, :func:`clip_masks`: PPO Eq. 7, DAPO Eq. 8, dual clip
+    * :func:`value_loss`: VC-PPO Algorithm 1
+    * :func:`kl_k1`, :func:`kl_k2`, :func:`kl_k3`: Schulman's estimators; k3 = DeepSeekMath Eq. 4
+    * :func:`nll`: VAPO Eq. 9
+
+WeightsAndCount (`aggregation`)
+    * :func:`token_weights`, :func:`token_mean`: DAPO Eq. 8, VAPO Eq. 8
+    * :func:`sequence_weights`, :func:`sequence_mean`: DeepSeekMath Eq. 3
+    * :func:`prompt_weights`, :func:`prompt_mean`: DAPO Eq. 8 per prompt
+    * :func:`constant_weights`, :func:`constant_mean`: Dr. GRPO
+    * :func:`aggregate`: weighted sum over a global count; independent of the split
+
+Masked statistics (`masked`)
+    * :func:`zero_outside`, :func:`masked_sum`, :func:`masked_mean`: the masking primitives
+    * :func:`masked_whiten`: batch-level advantage normalisation
+    * :func:`explained_variance`: quality of the critic, VC-PPO 4.1
+
+Tokens (`tokens`)
+    * :func:`position_ids`, :func:`response_mask`: positions and masks, never from the pad id
+    * :func:`logprobs_and_entropy`, :func:`hidden_logprobs_and_entropy`: chunked scoring
+
+Length rewards (`rewards`)
+    * :func:`soft_overlong`: DAPO Eq. 13
+    * :func:`kimi_length`: Kimi k1.5
+
+Evaluation (`evaluation`)
+    * :func:`mean_at_k`, :func:`pass_at_k`, :func:`majority_at_k`: avg@k, Codex Eq. 1, cons@k
+"""
+
+from lit_reason.functional.advantages import (
+    gae,
+    kl_penalised_rewards,
+    length_adaptive_lambda,
+    outcome_to_tokens,
+)
+from lit_reason.functional.aggregation import (
+    WeightsAndCount,
+    aggregate,
+    constant_mean,
+    constant_weights,
+    prompt_mean,
+    prompt_weights,
+    sequence_mean,
+    sequence_weights,
+    token_mean,
+    token_weights,
+)
+from lit_reason.functional.evaluation import majority_at_k, mean_at_k, pass_at_k
+from lit_reason.functional.groups import group_relative, group_relative_process
+from lit_reason.functional.losses import (
+    clip_masks,
+    clipped_surrogate,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    nll,
+    value_loss,
+)
+from lit_reason.functional.masked import (
+    Reduce,
+    explained_variance,
+    masked_mean,
+    masked_sum,
+    masked_whiten,
+    zero_outside,
+)
+from lit_reason.functional.rewards import kimi_length, soft_overlong
+from lit_reason.functional.tokens import (
+    EntropyMode,
+    hidden_logprobs_and_entropy,
+    logprobs_and_entropy,
+    position_ids,
+    response_mask,
+)
+
+__all__ = [
+    "EntropyMode",
+    "Reduce",
+    "WeightsAndCount",
+    "aggregate",
+    "clip_masks",
+    "clipped_surrogate",
+    "constant_mean",
+    "constant_weights",
+    "explained_variance",
+    "gae",
+    "group_relative",
+    "group_relative_process",
+    "hidden_logprobs_and_entropy",
+    "kimi_length",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "kl_penalised_rewards",
+    "length_adaptive_lambda",
+    "logprobs_and_entropy",
+    "majority_at_k",
+    "masked_mean",
+    "masked_sum",
+    "masked_whiten",
+    "mean_at_k",
+    "nll",
+    "outcome_to_tokens",
+    "pass_at_k",
+    "position_ids",
+    "prompt_mean",
+    "prompt_weights",
+    "response_mask",
+    "sequence_mean",
+    "sequence_weights",
+    "soft_overlong",
+    "token_mean",
+    "token_weights",
+    "value_loss",
+    "zero_outside",
+]

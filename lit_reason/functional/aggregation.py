@@ -1,0 +1,265 @@
+r"""From per-token losses to one number that does not depend on how the batch is split.
+
+An aggregation is a pair: weights ``(B, T)``, zero outside the mask, and a count ``()``. The loss is
+
+.. math:: \mathcal L = \frac{\sum_{i,t} w_{i,t}\, \ell_{i,t}}{\max(N, 1)}
+
+with N the sum of the counts over all micro-batches and ranks of one optimiser step. Build the
+pair once per mini-batch, before splitting it; all-reduce N once; slice the weights with the
+micro-batches and *add* their losses. The mean of micro-batch means is another, wrong, loss.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from lit_reason.functional._checks import (
+    check_dim,
+    check_group_ids,
+    check_mask,
+    check_shape,
+    upcast,
+)
+
+WeightsAndCount: TypeAlias = tuple[Tensor, Tensor]
+"""Weights ``(B, T)``, zero outside the mask, and the local count ``()``, both float32."""
+
+
+def _row_lengths(mask: Tensor) -> Tensor:
+    check_dim(2, mask=mask)
+    check_mask(mask.shape, mask=mask)
+    return mask.sum(1, dtype=torch.float32)
+
+
+def token_weights(mask: Tensor) -> WeightsAndCount:
+    r"""Every token of the mini-batch counts the same.
+
+    :math:`w = m`, :math:`N = \sum_{i,t} m_{i,t}`: the token-level loss of DAPO (arXiv:2503.14476)
+    Eq. 8 and VAPO (arXiv:2504.05118) Eq. 8, taken over the mini-batch.
+
+    Args:
+        mask: True at the tokens that train.
+
+    Shapes:
+        mask ``(B, T)`` bool; returns weights ``(B, T)`` and count ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean or not two-dimensional.
+
+    Example:
+        >>> weights, count = token_weights(torch.tensor([[True, False], [True, True]]))
+        >>> weights, count
+        (tensor([[1., 0.],
+                [1., 1.]]), tensor(3.))
+    """
+    return (mask.float(), _row_lengths(mask).sum())
+
+
+def sequence_weights(mask: Tensor) -> WeightsAndCount:
+    r"""Every response counts the same, its tokens share its weight.
+
+    :math:`w_{i,t} = m_{i,t} / |o_i|`, N = number of responses with a token: the
+    :math:`\frac1G\sum_i\frac1{|o_i|}\sum_t` of GRPO (DeepSeekMath, arXiv:2402.03300) Eq. 3. A
+    fully masked response counts in neither numerator nor denominator.
+
+    Args:
+        mask: True at the tokens that train.
+
+    Shapes:
+        mask ``(B, T)`` bool; returns weights ``(B, T)`` and count ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean or not two-dimensional.
+
+    Example:
+        >>> weights, count = sequence_weights(torch.tensor([[True, True], [False, False]]))
+        >>> weights, count
+        (tensor([[0.5000, 0.5000],
+                [0.0000, 0.0000]]), tensor(1.))
+    """
+    lengths = _row_lengths(mask)
+    return (mask / lengths.clamp(min=1)[:, None], (lengths > 0).float().sum())
+
+
+def prompt_weights(mask: Tensor, group_ids: Tensor) -> WeightsAndCount:
+    r"""Every prompt counts the same, all tokens of its responses share its weight.
+
+    :math:`w_{i,t} = m_{i,t} / \sum_{j \in g(i)} |o_j|`, N = number of prompts with a token: DAPO
+    (arXiv:2503.14476) Eq. 8 read literally, per prompt, then averaged over prompts. Compute it on
+    the whole mini-batch: a prompt's share depends on all its responses in it.
+
+    Args:
+        mask: True at the tokens that train.
+        group_ids: Responses with equal ids answer the same prompt.
+
+    Shapes:
+        mask ``(B, T)`` bool, group_ids ``(B,)`` int; returns weights ``(B, T)`` and count ``()``.
+
+    Raises:
+        ValueError: On wrong shapes, a mask that is not boolean or ids that are not integers.
+
+    Example:
+        >>> mask = torch.tensor([[True, True], [True, True], [True, False]])
+        >>> weights, count = prompt_weights(mask, torch.tensor([4, 4, 9]))
+        >>> weights, count
+        (tensor([[0.2500, 0.2500],
+                [0.2500, 0.2500],
+                [1.0000, 0.0000]]), tensor(2.))
+    """
+    lengths = _row_lengths(mask)
+    check_group_ids(len(mask), group_ids)
+    unique, index = torch.unique(group_ids, return_inverse=True)
+    tokens = lengths.new_zeros(len(unique)).index_add(0, index, lengths)
+    return (mask / tokens[index].clamp(min=1)[:, None], (tokens > 0).float().sum())
+
+
+def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
+    r"""Token sums divided by a constant, averaged over responses.
+
+    :math:`w_{i,t} = m_{i,t} / L`, N = number of responses with a token: Dr. GRPO
+    (arXiv:2503.20783), where L is the generation budget, so that long wrong answers are not
+    diluted by their length.
+
+    Args:
+        mask: True at the tokens that train.
+        length: L > 0, in tokens.
+
+    Shapes:
+        mask ``(B, T)`` bool; returns weights ``(B, T)`` and count ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean or not two-dimensional, or `length` is not positive.
+
+    Example:
+        >>> weights, count = constant_weights(torch.tensor([[True, True], [True, False]]), 4)
+        >>> weights, count
+        (tensor([[0.2500, 0.2500],
+                [0.2500, 0.0000]]), tensor(2.))
+    """
+    if not length > 0:
+        raise ValueError(f"`length` must be positive, got {length}")
+    lengths = _row_lengths(mask)
+    return (mask.float() / length, (lengths > 0).float().sum())
+
+
+def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
+    r"""Weighted sum over a (micro-)batch, divided by the global count.
+
+    :math:`\sum w\,\ell / \max(N, 1)`. Losses at weight 0 are replaced before multiplying, so a
+    nan there reaches neither the value nor the gradient of `loss`. With nothing to count it is 0
+    and still attached to the graph, so gradient hooks fire on every rank.
+
+    Args:
+        loss: Per-token losses.
+        weights: Weights from one of the ``*_weights`` functions, possibly sliced.
+        count: Their count, summed over the micro-batches and ranks of the optimiser step. Under
+            DDP, which averages gradients, multiply the result by the number of ranks.
+
+    Shapes:
+        loss, weights ``(*)``, count ``()``; returns ``()``.
+
+    Raises:
+        ValueError: If the shapes differ.
+
+    Example:
+        >>> loss = torch.tensor([[1.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
+        >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+        >>> weights, count = token_weights(mask)
+        >>> aggregate(loss[:1], weights[:1], count) + aggregate(loss[1:], weights[1:], count)
+        tensor(2.)
+    """
+    check_shape(loss.shape, weights=weights)
+    loss = upcast(loss)
+    kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
+    total = (kept * weights).sum()
+    return total / torch.as_tensor(count, device=loss.device).clamp(min=1).to(total.dtype)
+
+
+def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
+    """Mean over all valid tokens: :func:`token_weights` on a batch that is not split.
+
+    Args:
+        loss: Per-token losses.
+        mask: True at the tokens that train.
+
+    Shapes:
+        loss ``(B, T)``, mask ``(B, T)`` bool; returns ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean or the shapes differ.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+        >>> token_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
+        tensor(0.3333)
+    """
+    return aggregate(loss, *token_weights(mask))
+
+
+def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
+    """Mean over responses of each one's token mean: :func:`sequence_weights`, batch not split.
+
+    Args:
+        loss: Per-token losses.
+        mask: True at the tokens that train.
+
+    Shapes:
+        loss ``(B, T)``, mask ``(B, T)`` bool; returns ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean or the shapes differ.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+        >>> sequence_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
+        tensor(0.5000)
+    """
+    return aggregate(loss, *sequence_weights(mask))
+
+
+def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+    """Mean over prompts of each one's token mean: :func:`prompt_weights`, batch not split.
+
+    Args:
+        loss: Per-token losses.
+        mask: True at the tokens that train.
+        group_ids: Responses with equal ids answer the same prompt.
+
+    Shapes:
+        loss ``(B, T)``, mask ``(B, T)`` bool, group_ids ``(B,)`` int; returns ``()``.
+
+    Raises:
+        ValueError: On wrong shapes, a mask that is not boolean or ids that are not integers.
+
+    Example:
+        >>> mask = torch.tensor([[True, True], [True, False], [True, False]])
+        >>> loss = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+        >>> prompt_mean(loss, mask, torch.tensor([0, 0, 1]))
+        tensor(0.5000)
+    """
+    return aggregate(loss, *prompt_weights(mask, group_ids))
+
+
+def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
+    """Mean over responses of token sum / constant: :func:`constant_weights`, batch not split.
+
+    Args:
+        loss: Per-token losses.
+        mask: True at the tokens that train.
+        length: Constant divisor of each response's sum, in tokens.
+
+    Shapes:
+        loss ``(B, T)``, mask ``(B, T)`` bool; returns ``()``.
+
+    Raises:
+        ValueError: If the mask is not boolean, the shapes differ, or `length` is not positive.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+        >>> constant_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask, length=10)
+        tensor(0.1000)
+    """
+    return aggregate(loss, *constant_weights(mask, length))

@@ -1,0 +1,77 @@
+r"""Length terms of the reward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_reason.functional._checks import check_dim, check_shape, upcast
+
+
+def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
+    r"""Soft overlong punishment: a ramp from 0 to -1 over the last tokens before the limit.
+
+    .. math::
+        R_{length}(y) = \mathrm{clip}\Big(
+        \frac{(L_{max} - L_{cache}) - |y|}{L_{cache}},\ -1,\ 0\Big)
+
+    DAPO (arXiv:2503.14476) Eq. 13 with :math:`L_{max}` = 20480 (the generation limit, not the
+    16384 "expected" tokens) and :math:`L_{cache}` = 4096. Add it to the correctness reward
+    *before* group normalisation.
+
+    Args:
+        lengths: Response tokens, the end token included, prompt and padding excluded.
+        max_length: L_max, in tokens.
+        cache: L_cache, the width of the ramp, in tokens.
+
+    Shapes:
+        lengths ``(*)``; returns ``(*)`` float32 in [-1, 0].
+
+    Raises:
+        ValueError: If `cache` is not positive or exceeds `max_length`.
+
+    Example:
+        >>> soft_overlong(torch.tensor([6, 7, 10, 11]), max_length=10, cache=4)
+        tensor([ 0.0000, -0.2500, -1.0000, -1.0000])
+    """
+    if not 0 < cache <= max_length:
+        raise ValueError(f"`cache`={cache} must lie in (0, max_length={max_length}]")
+    # 0 - x rather than -x: no "-0." for the responses that are not punished.
+    return 0.0 - ((upcast(lengths) - (max_length - cache)) / cache).clamp(0.0, 1.0)
+
+
+def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
+    r"""Kimi k1.5's length reward, relative to the other responses to the same prompt.
+
+    .. math::
+        \lambda_i = \tfrac12 - \frac{l_i - l_{min}}{l_{max} - l_{min}}, \qquad
+        R_i = \lambda_i \text{ if correct, } \min(0, \lambda_i) \text{ otherwise}
+
+    Kimi k1.5 (arXiv:2501.12599), length penalty; 0 for all if every length is the same.
+
+    Args:
+        lengths: Response tokens of *one* group.
+        correct: The verdicts.
+
+    Shapes:
+        lengths ``(G,)``, correct ``(G,)`` bool; returns ``(G,)`` float32 in [-0.5, 0.5].
+
+    Raises:
+        ValueError: If shapes differ, the group is empty, or `correct` is not boolean.
+
+    Example:
+        >>> kimi_length(torch.tensor([100, 200, 300]), torch.tensor([True, True, True]))
+        tensor([ 0.5000,  0.0000, -0.5000])
+    """
+    check_dim(1, lengths=lengths)
+    check_shape(lengths.shape, correct=correct)
+    if correct.dtype != torch.bool or not len(lengths):
+        raise ValueError(
+            f"`correct` must be a non-empty bool tensor, got {correct.dtype} "
+            f"of shape {tuple(correct.shape)}"
+        )
+    lengths = upcast(lengths)
+    spread = lengths.max() - lengths.min()
+    score = 0.5 - (lengths - lengths.min()) / spread.clamp(min=1)
+    score = torch.where(correct, score, score.clamp(max=0.0))
+    return torch.where(spread > 0, score, torch.zeros_like(score))

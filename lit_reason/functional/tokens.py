@@ -1,0 +1,256 @@
+r"""Positions, masks and log-probabilities of tokens.
+
+Masks are made from positions and counts, never by comparing ids with the pad id: where pad and
+end-of-sequence share an id, that would erase the token which ended the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lit_reason.functional._checks import check_dim, check_range, check_shape, upcast
+
+EntropyMode: TypeAlias = Literal["none", "detached", "grad"]
+"""Whether to compute the entropy not at all, without a gradient (a metric), or with one."""
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """Position of each token among the real ones of its row.
+
+    A left-padded row gets the positions it would have alone. Padding gets 0, or the last position
+    before it; the attention mask hides it anyway.
+
+    Args:
+        attention_mask: 1 or True at real tokens.
+
+    Shapes:
+        attention_mask ``(B, T)`` bool or int; returns ``(B, T)`` int64.
+
+    Raises:
+        ValueError: If the mask is not two-dimensional.
+
+    Example:
+        >>> position_ids(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]))
+        tensor([[0, 0, 0, 1, 2],
+                [0, 1, 2, 3, 3]])
+    """
+    check_dim(2, attention_mask=attention_mask)
+    return ((attention_mask != 0).long().cumsum(1) - 1).clamp(min=0)
+
+
+def response_mask(
+    ids: Tensor, eos_ids: Sequence[int], lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Which response tokens exist, and which responses were cut off.
+
+    A token exists if it was generated and no end id stands before it; the first end id itself
+    belongs to the response. A response is truncated if it holds no end id at all, so one
+    that ends on the last allowed token is not. An empty response is truncated.
+
+    Args:
+        ids: Generated ids, without the prompt, right-padded.
+        eos_ids: All ids that end a response.
+        lengths: Number of tokens actually generated in each row; what lies beyond is padding,
+            whatever its id. None takes all T as generated.
+
+    Shapes:
+        ids ``(B, T)`` int, lengths ``(B,)`` int; returns mask ``(B, T)`` bool and truncated
+        ``(B,)`` bool.
+
+    Raises:
+        ValueError: On wrong shapes, or a length outside [0, T].
+
+    Example:
+        >>> mask, truncated = response_mask(torch.tensor([[7, 8, 2, 2], [7, 7, 7, 7]]), eos_ids=[2])
+        >>> mask.int(), truncated
+        (tensor([[1, 1, 1, 0],
+                [1, 1, 1, 1]], dtype=torch.int32), tensor([False,  True]))
+    """
+    check_dim(2, ids=ids)
+    is_end = torch.isin(ids, torch.tensor(list(eos_ids), dtype=ids.dtype, device=ids.device))
+    generated = torch.ones_like(is_end)
+    if lengths is not None:
+        check_shape(ids.shape[:1], lengths=lengths)
+        check_range("lengths", lengths, 0, ids.shape[1])
+        generated = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    is_end = is_end & generated
+    ends_before = is_end.long().cumsum(1) - is_end.long()
+    return generated & (ends_before == 0), ~is_end.any(1)
+
+
+def _chunk_rows(rows: int, vocab: int, chunk: int | None) -> int:
+    """Positions per chunk: 1/32 of them by default, but at least 64 Ki logits' worth."""
+    if chunk is None:
+        return max(rows // 32, (1 << 16) // max(vocab, 1), 1)
+    if chunk < 1:
+        raise ValueError(f"`chunk` must be at least 1 position, got {chunk}")
+    return chunk
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    z = upcast(logits)
+    return z if temperature == 1.0 else z / temperature
+
+
+class _LogprobsAndEntropy(torch.autograd.Function):
+    """Forward and backward in chunks of positions; keeps one float per position, not a softmax."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        ids: Tensor,
+        temperature: float,
+        entropy: EntropyMode,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, normaliser = (torch.empty(ids.shape, dtype=upcast(logits[:0]).dtype,
+                                            device=ids.device) for _ in range(2))  # fmt: skip
+        entropies = torch.zeros_like(logprobs)
+        for rows in torch.arange(len(ids)).split(chunk):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            z = _scaled(logits[part], temperature)
+            normaliser[part] = torch.logsumexp(z, -1)
+            picked = z.gather(-1, ids[part, None]).squeeze(-1)
+            logprobs[part] = picked - normaliser[part]
+            if entropy != "none":
+                p = (z - normaliser[part, None]).exp_()
+                entropies[part] = torch.special.entr(p).sum(-1)
+        ctx.save_for_backward(logits, ids, normaliser, entropies)
+        ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
+        if entropy != "grad":
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_logprobs: Tensor,
+        grad_entropies: Tensor,
+    ) -> tuple[Tensor, None, None, None, None]:
+        logits, ids, normaliser, entropies = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        for rows in torch.arange(len(ids)).split(ctx.chunk):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            p = (_scaled(logits[part], ctx.temperature) - normaliser[part, None]).exp_()
+            slope = -grad_logprobs[part, None]
+            out = p * slope
+            out.scatter_add_(-1, ids[part, None], -slope)
+            if ctx.entropy == "grad":
+                # dH/dz = -p (log p + H); entr(p) = -p log p is also right at p = 0.
+                spread = torch.special.entr(p).sub_(p.mul_(entropies[part, None]))
+                out.add_(spread.mul_(grad_entropies[part, None]))
+            grad[part] = out.div_(ctx.temperature)
+        return grad, None, None, None, None
+
+
+def logprobs_and_entropy(
+    logits: Tensor,
+    ids: Tensor,
+    temperature: float = 1.0,
+    entropy: EntropyMode = "none",
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Log-probability of each given token, and the entropy of its distribution.
+
+    .. math:: \log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}, \qquad z = \text{logits} / \tau
+
+    The caller shifts: ``logits[:, t]`` must be those that *predict* ``ids[:, t]`` (the model's
+    output one position earlier). Works in chunks of positions, in float32 inside, and recomputes
+    the softmax in the backward pass: beyond the gradient itself, the extra memory stays under a
+    quarter of the logits. Not differentiable twice.
+
+    Args:
+        logits: Scores over the vocabulary; -inf marks a forbidden token.
+        ids: Tokens to score, all valid ids, also at padding.
+        temperature: The sampling temperature τ. 0 (greedy) scores at 1, without a division.
+        entropy: ``"none"``, ``"detached"`` (a metric: no gradient path) or ``"grad"``.
+        chunk: Positions per chunk; None picks about 1/32 of them.
+
+    Shapes:
+        logits ``(*, V)``, ids ``(*)`` int64; returns log-probabilities ``(*)`` and entropy ``(*)``
+        in nats or None, both float32 (float64 for float64 input).
+
+    Raises:
+        ValueError: If shapes do not match, the temperature is negative, or `chunk` is below 1.
+
+    Example:
+        >>> logits, ids = torch.tensor([[[2.0, 1.0, 0.0]]]), torch.tensor([[0]])
+        >>> logprobs_and_entropy(logits, ids, entropy="detached")
+        (tensor([[-0.4076]]), tensor([[0.8324]]))
+        >>> logprobs_and_entropy(logits, ids, temperature=0.5)[0]
+        tensor([[-0.1429]])
+    """
+    check_shape(logits.shape[:-1], ids=ids)
+    if not temperature >= 0:
+        raise ValueError(f"`temperature` must not be negative, got {temperature}")
+    if entropy not in ("none", "detached", "grad"):
+        raise ValueError(f"`entropy` must be 'none', 'detached' or 'grad', got {entropy!r}")
+    vocab = logits.shape[-1]
+    rows = _chunk_rows(ids.numel(), vocab, chunk)
+    logprobs, entropies = _LogprobsAndEntropy.apply(
+        logits.reshape(-1, vocab), ids.reshape(-1), temperature or 1.0, entropy, rows
+    )
+    shaped = None if entropy == "none" else entropies.reshape(ids.shape)
+    return logprobs.reshape(ids.shape), shaped
+
+
+def hidden_logprobs_and_entropy(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    temperature: float = 1.0,
+    entropy: EntropyMode = "none",
+    chunk: int = 512,
+) -> tuple[Tensor, Tensor | None]:
+    r"""The same from hidden states, never holding the logits of more than one chunk.
+
+    Applies `head` chunk by chunk and, where a gradient is needed, again in the backward pass. The
+    peak extra memory is a few times ``chunk * V`` floats, whatever the number of positions.
+    Pass the hidden states of the positions that predict `ids` only.
+
+    Args:
+        hidden: Output of the last layer.
+        head: Maps ``(N, H)`` to logits ``(N, V)``, usually the model's ``lm_head``.
+        ids: Tokens to score.
+        temperature: As in :func:`logprobs_and_entropy`.
+        entropy: As in :func:`logprobs_and_entropy`.
+        chunk: Positions whose logits exist at the same time.
+
+    Shapes:
+        hidden ``(*, H)``, ids ``(*)`` int64; returns as :func:`logprobs_and_entropy`.
+
+    Raises:
+        ValueError: If shapes do not match, the temperature is negative, or `chunk` is below 1.
+
+    Example:
+        >>> head = torch.nn.Linear(4, 8, bias=False)
+        >>> _ = torch.nn.init.zeros_(head.weight)
+        >>> hidden, ids = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.long)
+        >>> hidden_logprobs_and_entropy(hidden, head, ids, chunk=2)[0]
+        tensor([[-2.0794, -2.0794, -2.0794],
+                [-2.0794, -2.0794, -2.0794]], grad_fn=<ViewBackward0>)
+    """
+    check_shape(hidden.shape[:-1], ids=ids)
+    size = _chunk_rows(ids.numel(), 1, chunk)
+
+    def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        # The logits are transient here, so one pass over them is both fastest and enough.
+        return logprobs_and_entropy(head(states), tokens, temperature, entropy, chunk=size)
+
+    flat, tokens = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
+    parts = [
+        checkpoint(score, h, i, use_reentrant=False)
+        for h, i in zip(flat.split(size), tokens.split(size), strict=True)
+    ]
+    logprobs = torch.cat([p[0] for p in parts]).reshape(ids.shape)
+    entropies = None
+    if entropy != "none":
+        entropies = torch.cat([p[1] for p in parts]).reshape(ids.shape)
+    return logprobs, entropies
