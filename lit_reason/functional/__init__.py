@@ -19,7 +19,7 @@ Per-token losses (`losses`)
     * :func:`kl_k1`, :func:`kl_k2`, :func:`kl_k3`: Schulman's estimators; k3 = DeepSeekMath Eq. 4
     * :func:`nll`: VAPO Eq. 9
 
-WeightsAndCount (`aggregation`)
+Aggregation (`aggregation`)
     * :func:`token_weights`, :func:`token_mean`: DAPO Eq. 8, VAPO Eq. 8
     * :func:`sequence_weights`, :func:`sequence_mean`: DeepSeekMath Eq. 3
     * :func:`prompt_weights`, :func:`prompt_mean`: DAPO Eq. 8 per prompt

@@ -6,7 +6,7 @@ end-of-sequence share an id, that would erase the token which ended the response
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -83,13 +83,24 @@ def response_mask(
     return generated & (ends_before == 0), ~is_end.any(1)
 
 
-def _chunk_rows(rows: int, vocab: int, chunk: int | None) -> int:
+def _chunk_size(positions: int, vocab: int, chunk: int | None) -> int:
     """Positions per chunk: 1/32 of them by default, but at least 64 Ki logits' worth."""
     if chunk is None:
-        return max(rows // 32, (1 << 16) // max(vocab, 1), 1)
+        return max(positions // 32, (1 << 16) // max(vocab, 1), 1)
     if chunk < 1:
         raise ValueError(f"`chunk` must be at least 1 position, got {chunk}")
     return chunk
+
+
+def _blocks(shape: torch.Size, chunk: int) -> Iterator[tuple[slice, slice]]:
+    """Tile (B, T) with whole rows, or pieces of one row, of at most `chunk` positions.
+
+    Blocks rather than a flattened view, which would copy logits that are a slice of others.
+    """
+    rows, steps = max(chunk // max(shape[1], 1), 1), min(chunk, max(shape[1], 1))
+    for row in range(0, shape[0], rows):
+        for step in range(0, shape[1], steps):
+            yield slice(row, row + rows), slice(step, step + steps)
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -98,7 +109,7 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
-    """Forward and backward in chunks of positions; keeps one float per position, not a softmax."""
+    """Forward and backward in blocks of positions; keeps two floats a position, no softmax."""
 
     @staticmethod
     def forward(
@@ -109,18 +120,16 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         entropy: EntropyMode,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, normaliser = (torch.empty(ids.shape, dtype=upcast(logits[:0]).dtype,
-                                            device=ids.device) for _ in range(2))  # fmt: skip
-        entropies = torch.zeros_like(logprobs)
-        for rows in torch.arange(len(ids)).split(chunk):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            z = _scaled(logits[part], temperature)
-            normaliser[part] = torch.logsumexp(z, -1)
-            picked = z.gather(-1, ids[part, None]).squeeze(-1)
-            logprobs[part] = picked - normaliser[part]
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logprobs = torch.empty(ids.shape, dtype=dtype, device=ids.device)
+        normaliser, entropies = torch.empty_like(logprobs), torch.zeros_like(logprobs)
+        for block in _blocks(ids.shape, chunk):
+            z = _scaled(logits[block], temperature)
+            normaliser[block] = torch.logsumexp(z, -1)
+            logprobs[block] = z.gather(-1, ids[block][..., None])[..., 0] - normaliser[block]
             if entropy != "none":
-                p = (z - normaliser[part, None]).exp_()
-                entropies[part] = torch.special.entr(p).sum(-1)
+                p = (z - normaliser[block][..., None]).exp_()
+                entropies[block] = torch.special.entr(p).sum(-1)
         ctx.save_for_backward(logits, ids, normaliser, entropies)
         ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
         if entropy != "grad":
@@ -135,18 +144,16 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         grad_entropies: Tensor,
     ) -> tuple[Tensor, None, None, None, None]:
         logits, ids, normaliser, entropies = ctx.saved_tensors
-        grad = torch.empty_like(logits)
-        for rows in torch.arange(len(ids)).split(ctx.chunk):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            p = (_scaled(logits[part], ctx.temperature) - normaliser[part, None]).exp_()
-            slope = -grad_logprobs[part, None]
-            out = p * slope
-            out.scatter_add_(-1, ids[part, None], -slope)
+        grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        for block in _blocks(ids.shape, ctx.chunk):
+            p = (_scaled(logits[block], ctx.temperature) - normaliser[block][..., None]).exp_()
+            slope = grad_logprobs[block][..., None]
+            out = (p * -slope).scatter_add_(-1, ids[block][..., None], slope)
             if ctx.entropy == "grad":
                 # dH/dz = -p (log p + H); entr(p) = -p log p is also right at p = 0.
-                spread = torch.special.entr(p).sub_(p.mul_(entropies[part, None]))
-                out.add_(spread.mul_(grad_entropies[part, None]))
-            grad[part] = out.div_(ctx.temperature)
+                spread = torch.special.entr(p).sub_(p.mul_(entropies[block][..., None]))
+                out.add_(spread.mul_(grad_entropies[block][..., None]))
+            grad[block] = out.div_(ctx.temperature)
         return grad, None, None, None, None
 
 
@@ -192,11 +199,10 @@ def logprobs_and_entropy(
         raise ValueError(f"`temperature` must not be negative, got {temperature}")
     if entropy not in ("none", "detached", "grad"):
         raise ValueError(f"`entropy` must be 'none', 'detached' or 'grad', got {entropy!r}")
-    vocab = logits.shape[-1]
-    rows = _chunk_rows(ids.numel(), vocab, chunk)
-    logprobs, entropies = _LogprobsAndEntropy.apply(
-        logits.reshape(-1, vocab), ids.reshape(-1), temperature or 1.0, entropy, rows
-    )
+    size = _chunk_size(ids.numel(), logits.shape[-1], chunk)
+    # Two leading dimensions, without copying: a slice of larger logits stays a view.
+    inputs = (logits, ids) if ids.ndim == 2 else (logits.flatten(0, -2)[None], ids.flatten()[None])
+    logprobs, entropies = _LogprobsAndEntropy.apply(*inputs, temperature or 1.0, entropy, size)
     shaped = None if entropy == "none" else entropies.reshape(ids.shape)
     return logprobs.reshape(ids.shape), shaped
 
@@ -238,11 +244,10 @@ def hidden_logprobs_and_entropy(
                 [-2.0794, -2.0794, -2.0794]], grad_fn=<ViewBackward0>)
     """
     check_shape(hidden.shape[:-1], ids=ids)
-    size = _chunk_rows(ids.numel(), 1, chunk)
+    size = _chunk_size(ids.numel(), 1, chunk)
 
     def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        # The logits are transient here, so one pass over them is both fastest and enough.
-        return logprobs_and_entropy(head(states), tokens, temperature, entropy, chunk=size)
+        return logprobs_and_entropy(head(states), tokens, temperature, entropy)
 
     flat, tokens = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
     parts = [
