@@ -1,0 +1,160 @@
+"""The advantage estimators that a config can name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigError
+from lit_reason.functional import (
+    Reduce,
+    gae,
+    group_relative,
+    group_relative_process,
+    length_adaptive_lambda,
+    masked_whiten,
+)
+
+
+class Advantages(NamedTuple):
+    """What an estimator returns.
+
+    Attributes:
+        advantages: (B, T) float32, 0 on padding.
+        returns: (B, T) float32, the critic's targets; `None` without a critic.
+        stats: (B,) float32 quantities to log as mean, minimum and maximum over responses.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None
+    stats: dict[str, Tensor]
+
+
+class AdvantageEstimator(ABC):
+    """Base class of advantage estimators.
+
+    Attributes:
+        needs_critic: The module builds a critic and passes its values.
+        reduce: Sums a tensor over data-parallel ranks; set by the module, `None` on one process.
+    """
+
+    needs_critic: ClassVar[bool] = False
+    reduce: Reduce | None = None
+
+    @abstractmethod
+    def __call__(
+        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
+    ) -> Advantages:
+        """Estimates the advantage of every sampled token.
+
+        Args:
+            rollout: B responses in groups.
+            rewards: (B, T) float32: the outcome reward on the last sampled token, plus per-token
+                terms, minus the KL penalty if one is configured.
+            values: (B, T) float32: V(s_t) before each sampled token; `None` without a critic.
+        """
+
+
+class GAE(AdvantageEstimator):
+    r"""Generalised advantage estimation, decoupled and length-adaptive on request.
+
+    .. math:: A_t = \sum_l (\gamma\lambda)^l \delta_{t+l}, \quad
+              \delta_t = R_t + \gamma V(s_{t+1}) - V(s_t)
+
+    The critic's targets are A^{λ_critic} + V, the policy's advantages A^{λ_policy} (VC-PPO). With
+    `alpha`, λ_policy = 1 - 1/(α l) for a response of l tokens (VAPO Eq. 5).
+
+    Args:
+        gamma: Discount γ.
+        lam_policy: λ of the policy's advantages; used when `alpha` is null.
+        lam_critic: λ of the critic's targets; 1 is the Monte-Carlo return.
+        alpha: α of the length-adaptive λ; null uses `lam_policy`.
+        lambda_min: Lower bound of the length-adaptive λ. The formula is negative for l < 1/α.
+        whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout.
+    """
+
+    needs_critic = True
+
+    def __init__(
+        self,
+        gamma: float = 1.0,
+        lam_policy: float = 0.95,
+        lam_critic: float = 1.0,
+        alpha: float | None = None,
+        lambda_min: float = 0.0,
+        whiten: bool = False,
+    ) -> None:
+        unit = {
+            "gamma": gamma,
+            "lam_policy": lam_policy,
+            "lam_critic": lam_critic,
+            "lambda_min": lambda_min,
+        }
+        for name, value in unit.items():
+            if not 0 <= value <= 1:
+                raise ConfigError(f"model.advantage.{name}={value}: must lie in [0, 1]")
+        if alpha is not None and alpha <= 0:
+            raise ConfigError(
+                f"model.advantage.alpha={alpha}: must be above 0, or null to use lam_policy"
+            )
+        if alpha is None and lambda_min > 0:
+            raise ConfigError(
+                f"model.advantage.lambda_min={lambda_min}: bounds the length-adaptive λ only; "
+                "set model.advantage.alpha, or lambda_min to 0"
+            )
+        self.gamma, self.lam_policy, self.lam_critic = gamma, lam_policy, lam_critic
+        self.alpha, self.lambda_min, self.whiten = alpha, lambda_min, whiten
+
+    def __call__(
+        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
+    ) -> Advantages:
+        """See `AdvantageEstimator.__call__`."""
+        assert values is not None
+        mask = rollout.response_mask
+        lam = self.policy_lambda(rollout)
+        advantages = gae(rewards, values, mask, self.gamma, lam)
+        targets = gae(rewards, values, mask, self.gamma, self.lam_critic)
+        returns = torch.where(mask, targets + values, torch.zeros_like(values))
+        if self.whiten:
+            advantages = masked_whiten(advantages, rollout.loss_mask, reduce=self.reduce)
+        return Advantages(advantages, returns, {"gae/lambda": lam})
+
+    def policy_lambda(self, rollout: RolloutBatch) -> Tensor:
+        """(B,) float32: λ_policy of each response."""
+        lengths = rollout.lengths
+        if self.alpha is None:
+            return torch.full(lengths.shape, self.lam_policy, device=lengths.device)
+        return length_adaptive_lambda(lengths, self.alpha, self.lambda_min)
+
+
+class GroupRelative(AdvantageEstimator):
+    """Rewards normalised within the group of responses to one prompt (GRPO §4.1.2-3).
+
+    With per-token reward terms (process supervision) all step rewards of a group are normalised
+    together and a token's advantage is the sum of those at or after it.
+
+    Args:
+        scale_by_std: Divide by the group's standard deviation; false is Dr. GRPO.
+    """
+
+    def __init__(self, scale_by_std: bool = True) -> None:
+        self.scale_by_std = scale_by_std
+
+    def __call__(
+        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
+    ) -> Advantages:
+        """See `AdvantageEstimator.__call__`."""
+        mask, ids = rollout.response_mask, rollout.group_ids
+        if bool(rollout.step_mask.any()):
+            steps = rollout.step_mask
+            advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)
+        else:
+            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std)
+            advantages = torch.where(mask, scores[:, None], torch.zeros_like(rewards))
+        zero = (advantages == 0).all(dim=1).float()
+        return Advantages(advantages, None, {"advantage/zero_fraction": zero})
+

@@ -1,0 +1,323 @@
+"""Where the networks and the tokenizer come from.
+
+`Pretrained` loads a model folder or hub id, `Bundled` the small cold-started policy that ships with
+the package, `Scratch` a new decoder over a character alphabet (what the cold start trains).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from lit_reason.errors import ConfigError
+from lit_reason.networks import ValueModel
+
+ASSETS = Path(str(files("lit_reason") / "assets"))
+
+
+class Backbone(ABC):
+    """Builds the actor, the critic and the reference of a run, always with float32 weights.
+
+    Args:
+        critic_init: Where the critic starts: "policy" (the actor's weights and a zero head),
+            "random" (fresh weights and a zero head), or a folder that `ValueWarmup` saved.
+        gradient_checkpointing: Recompute activations in the backward pass to save memory.
+    """
+
+    def __init__(self, critic_init: str = "policy", gradient_checkpointing: bool = False) -> None:
+        if critic_init not in ("policy", "random") and not Path(critic_init, CRITIC_FILE).is_file():
+            raise ConfigError(
+                f"model.backbone.critic_init={critic_init}: neither 'policy' nor 'random', nor a "
+                f"folder that holds {CRITIC_FILE} (ValueWarmup writes one)"
+            )
+        self.critic_init = critic_init
+        self.gradient_checkpointing = gradient_checkpointing
+
+    @cached_property
+    def tokenizer(self) -> Any:  # noqa: ANN401
+        """The tokenizer, padding on the left, with an end token."""
+        tokenizer = self._load_tokenizer()
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"model.backbone={self}: its tokenizer has no end token, so no response could end; "
+                "set eos_token in its tokenizer_config.json"
+            )
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.padding_side = "left"
+        return tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Every token that ends a response: the tokenizer's and the model's own."""
+        own = self._generation_eos()
+        own = [own] if isinstance(own, int) else list(own or [])
+        return sorted({self.tokenizer.eos_token_id, *own})
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration, every dropout set to zero.
+
+        Dropout would make the log-probs of one batch differ between two passes, so that the
+        importance ratio would not start at 1.
+        """
+        config = self._load_config()
+        for part in {id(c): c for c in (config, config.get_text_config())}.values():
+            for name, value in vars(part).items():
+                if ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+                    setattr(part, name, 0.0)
+        return config
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and response together; `None` if the model sets no limit."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+
+    def actor(self) -> PreTrainedModel:
+        """The trained policy."""
+        model = self._build()
+        # from_pretrained returns eval mode, where gradient checkpointing is off
+        model.train()
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def critic(self) -> ValueModel:
+        """The value network; see `critic_init`."""
+        causal = self._build(random=self.critic_init == "random")
+        critic = ValueModel(causal.base_model).train()
+        if self.gradient_checkpointing:
+            critic.base.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.critic_init not in ("policy", "random"):
+            load_critic(critic, Path(self.critic_init))
+        return critic
+
+    def reference(self) -> PreTrainedModel:
+        """The frozen starting policy."""
+        return self._build().requires_grad_(False).eval()
+
+    @abstractmethod
+    def _load_tokenizer(self) -> Any: ...  # noqa: ANN401
+
+    @abstractmethod
+    def _load_config(self) -> PreTrainedConfig: ...
+
+    @abstractmethod
+    def _build(self, random: bool = False) -> PreTrainedModel: ...
+
+    def _generation_eos(self) -> int | list[int] | None:
+        return None
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class Pretrained(Backbone):
+    """A `transformers` causal language model from a folder or from the Hugging Face hub.
+
+    Args:
+        path: Folder or hub id, for example `Qwen/Qwen2.5-1.5B`.
+        attn: Attention kernel of `transformers`.
+        critic_init: See `Backbone`.
+        gradient_checkpointing: See `Backbone`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
+        critic_init: str = "policy",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__(critic_init, gradient_checkpointing)
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+        folder = Path(path).expanduser()
+        if not folder.is_dir() and (looks_local or folder.exists()):
+            raise ConfigError(
+                f"model.backbone.path={path}: no such folder; give a model folder or a hub id "
+                "such as Qwen/Qwen2.5-1.5B"
+            )
+        self.path = str(folder) if folder.is_dir() else path
+        self.attn = attn
+
+    def _load(self, loader: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return loader.from_pretrained(self.path, **kwargs)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"model.backbone.path={self.path}: cannot be loaded ({reason}); give a model "
+                "folder, or a hub id that this machine can reach"
+            ) from error
+
+    def _load_tokenizer(self) -> Any:  # noqa: ANN401
+        return self._load(AutoTokenizer)
+
+    def _load_config(self) -> PreTrainedConfig:
+        return self._load(AutoConfig)
+
+    def _generation_eos(self) -> int | list[int] | None:
+        try:
+            return GenerationConfig.from_pretrained(self.path).eos_token_id
+        except OSError:  # base models often have no generation_config.json
+            return None
+
+    def _build(self, random: bool = False) -> PreTrainedModel:
+        if random:
+            return AutoModelForCausalLM.from_config(
+                self.config, dtype=torch.float32, attn_implementation=self.attn
+            )
+        return self._load(
+            AutoModelForCausalLM,
+            config=self.config,
+            dtype=torch.float32,
+            attn_implementation=self.attn,
+        )
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.path})"
+
+
+class Bundled(Pretrained):
+    """The small policy that ships with the package, cold-started on its built-in task.
+
+    `configs/cold_start.yaml` and its seed remake it.
+
+    Args:
+        name: Folder under `lit_reason/assets`.
+        critic_init: See `Backbone`.
+    """
+
+    def __init__(self, name: str = "plan_count", critic_init: str = "policy") -> None:
+        if not (ASSETS / name).is_dir():
+            known = ", ".join(sorted(p.name for p in ASSETS.iterdir() if p.is_dir()))
+            raise ConfigError(f"model.backbone.name={name}: not shipped; choose one of: {known}")
+        super().__init__(str(ASSETS / name), critic_init=critic_init)
+
+
+class Scratch(Backbone):
+    """A new Qwen2-type decoder over the characters of an alphabet, built without any download.
+
+    Args:
+        alphabet: Every character that prompts and responses may hold.
+        hidden_size: Width; a multiple of `heads`.
+        layers: Number of decoder layers.
+        heads: Attention heads; vLLM on a CPU needs `hidden_size / heads` of at least 32.
+        context_length: Most tokens of prompt and response together.
+        seed: Seed of the initial weights.
+        critic_init: See `Backbone`.
+    """
+
+    def __init__(
+        self,
+        alphabet: str,
+        hidden_size: int = 64,
+        layers: int = 3,
+        heads: int = 2,
+        context_length: int = 512,
+        seed: int = 0,
+        critic_init: str = "policy",
+    ) -> None:
+        super().__init__(critic_init)
+        if hidden_size % heads:
+            raise ConfigError(
+                f"model.backbone.heads={heads} does not divide model.backbone.hidden_size="
+                f"{hidden_size}; choose for example heads={max(hidden_size // 32, 1)}"
+            )
+        self.alphabet, self.hidden_size, self.layers = alphabet, hidden_size, layers
+        self.heads, self.positions, self.seed = heads, context_length, seed
+
+    def _load_tokenizer(self) -> Any:  # noqa: ANN401
+        return character_tokenizer(self.alphabet)
+
+    def _load_config(self) -> PreTrainedConfig:
+        return Qwen2Config(
+            vocab_size=len(self.tokenizer),
+            hidden_size=self.hidden_size,
+            intermediate_size=4 * self.hidden_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=self.positions,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+
+    def _build(self, random: bool = False) -> PreTrainedModel:
+        # the same start for actor, critic and reference, whatever was drawn before
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed + random)
+            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+
+
+def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token a character, plus `<pad>`, `<eos>` and `<unk>`.
+
+    Example:
+        >>> tokenizer = character_tokenizer("0123456789+= ")
+        >>> ids = tokenizer("1+2=")["input_ids"]
+        >>> tokenizer.decode(ids)
+        '1+2='
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *dict.fromkeys(alphabet)])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+CRITIC_FILE = "critic.safetensors"
+
+
+def save_critic(critic: nn.Module, folder: Path) -> None:
+    """Writes the critic's weights where `critic_init=FOLDER` finds them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.contiguous() for k, v in critic.state_dict().items()}, folder / CRITIC_FILE)
+
+
+def load_critic(critic: nn.Module, folder: Path) -> None:
+    """Reads what `save_critic` wrote.
+
+    Raises:
+        ConfigError: The file holds another architecture.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        critic.load_state_dict(load_file(folder / CRITIC_FILE))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model.backbone.critic_init={folder}: its weights are of another architecture than "
+            f"the backbone's; {json.dumps(str(error).splitlines()[0])}"
+        ) from error

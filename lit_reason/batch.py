@@ -1,0 +1,244 @@
+"""The data that flows through a run: prompts -> groups of responses -> `RolloutBatch` -> `Experience`.
+
+Two batch types, so that a half-filled batch cannot exist: `RolloutBatch` is what is known once the
+responses are sampled and judged, `Experience` adds what the networks say about them.
+Shapes: B responses, P prompt positions (left-padded), T response positions (right-padded).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+T = TypeVar("T", bound="_Rows")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem of a task.
+
+    Attributes:
+        index: Row of the task; the identity of the problem (two problems may share a text).
+        text: What the model is asked.
+        answer: The gold answer that `Task.verify` compares with.
+        messages: Chat messages; when given, the tokenizer's chat template renders them.
+    """
+
+    index: int
+    text: str
+    answer: str
+    messages: tuple[dict[str, str], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response.
+
+    Attributes:
+        ids: The sampled tokens, the end token included. Training uses these, never a re-encoding.
+        text: The decoded tokens without special ones, for verifiers and tables.
+        truncated: The token budget ended before an end token was sampled.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    truncated: bool
+
+    @property
+    def length(self) -> int:
+        """Number of sampled tokens, the end token included."""
+        return len(self.ids)
+
+
+@dataclass
+class Group:
+    """One prompt, its G responses and their judgement.
+
+    Attributes:
+        prompt: The problem.
+        prompt_ids: Its tokens.
+        responses: G samples of the current policy.
+        correct: The task's verdict on each response.
+        rewards: Sum of the outcome reward terms of each response.
+        token_rewards: Sum of the per-token reward terms, one row a response; `None` without such terms.
+        terms: The outcome terms one by one, for the log.
+    """
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    responses: list[Response]
+    correct: list[bool]
+    rewards: list[float]
+    token_rewards: list[list[float | None]] | None = None
+    terms: dict[str, list[float]] = field(default_factory=dict)
+
+
+class _Rows:
+    """Moves and indexes every tensor of a dataclass along its first dimension."""
+
+    def _map(self: T, fn: Any) -> T:  # noqa: ANN401
+        changed = {}
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                changed[f.name] = fn(value)
+            elif isinstance(value, _Rows):
+                changed[f.name] = value._map(fn)
+        return dataclasses.replace(self, **changed)  # type: ignore[type-var]
+
+    def to(self: T, device: torch.device | str, non_blocking: bool = False) -> T:
+        """A copy on `device`; dtypes stay as they are."""
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def __getitem__(self: T, rows: Tensor) -> T:
+        return self._map(lambda x: x[rows])
+
+
+@dataclass
+class RolloutBatch(_Rows):
+    """What the rollout engine produced and the task judged.
+
+    Callbacks may edit `loss_mask`, `value_mask`, `loss_weight` and `rewards` before the update.
+
+    Attributes:
+        prompt_ids: (B, P) int64, left-padded.
+        prompt_mask: (B, P) bool.
+        response_ids: (B, T) int64, right-padded.
+        response_mask: (B, T) bool: the token was sampled (end token included). Never edited.
+        loss_mask: (B, T) bool: the token trains the actor. Starts as `response_mask`.
+        value_mask: (B, T) bool: the token trains the critic. Starts as `response_mask`.
+        loss_weight: (B,) float32, multiplies the row's loss but not its normaliser. Starts as ones.
+        rewards: (B,) float32: sum of the outcome reward terms.
+        token_rewards: (B, T) float32: sum of the per-token reward terms, 0 where there is none.
+        step_mask: (B, T) bool: a per-token term judged this position.
+        correct: (B,) bool: the task's verdict. Filters and metrics read it, nobody edits it.
+        truncated: (B,) bool: no end token within the budget.
+        group_ids: (B,) int64: responses to one prompt share an id.
+        prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
+        temperature: The sampling temperature, at which log-probs are scored.
+        policy_version: Number of rollouts the generating policy had been trained on.
+        stats: Scalars to log about the generation (a DataModule cannot log).
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    response_ids: Tensor
+    response_mask: Tensor
+    loss_mask: Tensor
+    value_mask: Tensor
+    loss_weight: Tensor
+    rewards: Tensor
+    token_rewards: Tensor
+    step_mask: Tensor
+    correct: Tensor
+    truncated: Tensor
+    group_ids: Tensor
+    prompt_index: Tensor
+    temperature: float = 1.0
+    policy_version: int = 0
+    stats: dict[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.response_ids.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) int64: sampled tokens of each response."""
+        return self.response_mask.sum(dim=1)
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[Group], pad_id: int, **extra: Any) -> RolloutBatch:  # noqa: ANN401
+        """Pads groups into one batch, in order.
+
+        Args:
+            groups: At least one group.
+            pad_id: Fills the padding. It may equal an end token: masks are made from lengths.
+            **extra: `policy_version`, `stats`.
+        """
+        rows = [(g, r) for g, group in enumerate(groups) for r in range(len(group.responses))]
+        responses = [groups[g].responses[r] for g, r in rows]
+        response_ids, response_mask = _pad_right([r.ids for r in responses], pad_id)
+        # flipping twice turns right padding into left padding
+        flipped, mask = _pad_right([groups[g].prompt_ids[::-1] for g, _ in rows], pad_id)
+        token_rewards, step_mask = _pad_token_rewards(groups, rows, response_mask)
+        return cls(
+            prompt_ids=flipped.flip(1),
+            prompt_mask=mask.flip(1),
+            response_ids=response_ids,
+            response_mask=response_mask,
+            loss_mask=response_mask.clone(),
+            value_mask=response_mask.clone(),
+            loss_weight=torch.ones(len(rows)),
+            rewards=torch.tensor([float(groups[g].rewards[r]) for g, r in rows]),
+            token_rewards=token_rewards,
+            step_mask=step_mask,
+            correct=torch.tensor([bool(groups[g].correct[r]) for g, r in rows]),
+            truncated=torch.tensor([r.truncated for r in responses]),
+            group_ids=torch.tensor([g for g, _ in rows]),
+            prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
+            **extra,
+        )
+
+
+@dataclass
+class Experience(_Rows):
+    """A rollout with all that the update needs, computed without gradient.
+
+    Attributes:
+        rollout: The batch, after the callbacks edited it.
+        old_logprobs: (B, T) float32: of the policy that generated, recomputed by the trainer.
+        ref_logprobs: (B, T) float32: of the frozen reference; `None` if no term asks for it.
+        entropy: (B, T) float32: of the old policy; `None` if nobody asked for it.
+        values: (B, T) float32: of the critic before the update; `None` without one.
+        advantages: (B, T) float32.
+        returns: (B, T) float32: the critic's targets; `None` without one.
+        phase: "joint", or "value_warmup" while only the critic learns.
+    """
+
+    rollout: RolloutBatch
+    old_logprobs: Tensor
+    advantages: Tensor
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    phase: str = "joint"
+
+    def __len__(self) -> int:
+        return len(self.rollout)
+
+
+def trim(rollout: RolloutBatch) -> tuple[int, int]:
+    """(p, t): leading prompt columns and trailing response columns that hold only padding.
+
+    Cutting them leaves `prompt_ids[:, p:]` and `response_ids[:, :t]`.
+    """
+    columns = rollout.prompt_mask.any(dim=0)
+    first = int(columns.int().argmax()) if bool(columns.any()) else 0
+    return first, max(int(rollout.lengths.max()), 1)
+
+
+def _pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    tensors = [torch.tensor(list(row), dtype=torch.long) for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_value=pad_id)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, torch.arange(ids.shape[1]) < lengths[:, None]
+
+
+def _pad_token_rewards(
+    groups: Sequence[Group], rows: list[tuple[int, int]], response_mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    rewards = torch.zeros(response_mask.shape)
+    step_mask = torch.zeros_like(response_mask)
+    for row, (g, r) in enumerate(rows):
+        per_token = groups[g].token_rewards
+        for t, value in enumerate(per_token[r] if per_token else ()):
+            if value is not None:
+                rewards[row, t], step_mask[row, t] = value, True
+    return rewards, step_mask

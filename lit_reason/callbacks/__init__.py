@@ -1,0 +1,21 @@
+"""Callbacks. Two kinds: those that intervene edit the rollout or the phase before the update
+(`OverlongFilter`, `ValueWarmup`); the others only observe.
+"""
+
+from lit_reason.callbacks.entropy import EntropyMonitor
+from lit_reason.callbacks.overlong import OverlongFilter
+from lit_reason.callbacks.predictions import PredictionWriter
+from lit_reason.callbacks.progress import ReasonProgressBar
+from lit_reason.callbacks.samples import SampleTable
+from lit_reason.callbacks.summary import RunSummary
+from lit_reason.callbacks.value_warmup import ValueWarmup
+
+__all__ = [
+    "EntropyMonitor",
+    "OverlongFilter",
+    "PredictionWriter",
+    "ReasonProgressBar",
+    "RunSummary",
+    "SampleTable",
+    "ValueWarmup",
+]

@@ -1,0 +1,68 @@
+"""Entropy of the policy over the sampled tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.errors import ConfigError
+from lit_reason.functional import masked_sum
+
+
+class EntropyMonitor(Callback):
+    """Logs the entropy in nats: mean, by verdict, and by relative position in the response.
+
+    Keys: `entropy`, `entropy/correct`, `entropy/wrong`, `entropy/position_1` (the first part of
+    the response) to `entropy/position_N`. It is that of the policy that generated the rollout,
+    before the update.
+
+    Args:
+        positions: N, equal parts into which a response is cut; 0 leaves positions out.
+    """
+
+    def __init__(self, positions: int = 4) -> None:
+        if positions < 0:
+            raise ConfigError(f"callbacks.entropy.positions={positions}: must be at least 0")
+        self.positions = positions
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Asks the module to compute entropies."""
+        pl_module.monitor_entropy = True  # type: ignore[assignment]
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: RolloutBatch,
+        batch_idx: int,
+    ) -> None:
+        """Logs what `Experience.entropy` holds."""
+        module: Any = pl_module
+        experience: Experience = outputs["experience"]
+        masks = self.masks(experience.rollout)
+        assert experience.entropy is not None
+        sums = torch.stack([masked_sum(experience.entropy, m) for m in masks.values()])
+        counts = torch.stack([m.sum() for m in masks.values()]).to(sums)
+        if module.reduce is not None:
+            sums, counts = module.reduce(sums), module.reduce(counts)
+        for name, total, count in zip(masks, sums, counts, strict=True):
+            mean = total / count if count else torch.full_like(total, float("nan"))
+            self.log(name, mean, prog_bar=name == "entropy", batch_size=len(batch))
+
+    def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
+        """The tokens that each logged mean is over."""
+        mask, right = rollout.response_mask, rollout.correct[:, None]
+        masks = {
+            "entropy": mask,
+            "entropy/correct": mask & right,
+            "entropy/wrong": mask & ~right,
+        }
+        part = (mask.cumsum(1) - 1) * self.positions // rollout.lengths[:, None].clamp(min=1)
+        for i in range(self.positions):
+            masks[f"entropy/position_{i + 1}"] = mask & (part == i)
+        return masks

@@ -1,0 +1,77 @@
+"""A table of prompts, responses, rewards and verdicts to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigError
+
+COLUMNS = ("rollout", "prompt", "response", "reward", "correct", "truncated", "length")
+
+
+class SampleTable(Callback):
+    """Writes a few rows of a rollout to `RUN_DIR/samples.jsonl` and, with W&B, to a table.
+
+    Args:
+        every_n_rollouts: Rollouts between two tables.
+        rows: Responses a table; they are spread evenly over the rollout.
+    """
+
+    def __init__(self, every_n_rollouts: int = 10, rows: int = 8) -> None:
+        for name, value in (("every_n_rollouts", every_n_rollouts), ("rows", rows)):
+            if value < 1:
+                raise ConfigError(f"callbacks.samples.{name}={value}: must be at least 1")
+        self.every_n_rollouts, self.rows = every_n_rollouts, rows
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401
+        batch: RolloutBatch,
+        batch_idx: int,
+    ) -> None:
+        """Writes the table when it is due."""
+        if batch.policy_version % self.every_n_rollouts:
+            return
+        table = describe_rows(batch, pl_module.backbone.tokenizer, self.rows)
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                data = [[row[c] for c in COLUMNS] for row in table]
+                logger.log_table("samples", columns=list(COLUMNS), data=data)
+
+
+def describe_rows(
+    batch: RolloutBatch, tokenizer: Any, rows: int | None = None  # noqa: ANN401
+) -> list[dict[str, Any]]:
+    """Rows of a rollout as plain values, `rows` of them spread evenly, or all."""
+    step = max(len(batch) // rows, 1) if rows else 1
+    chosen = list(range(0, len(batch), step))[:rows]
+    return [_describe_row(batch, tokenizer, i) for i in chosen]
+
+
+def _describe_row(batch: RolloutBatch, tokenizer: Any, i: int) -> dict[str, Any]:  # noqa: ANN401
+    def text(ids: Any, mask: Any) -> str:  # noqa: ANN401
+        return tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
+
+    return {
+        "rollout": batch.policy_version,
+        "prompt": text(batch.prompt_ids[i], batch.prompt_mask[i]),
+        "response": text(batch.response_ids[i], batch.response_mask[i]),
+        "reward": round(float(batch.rewards[i]), 6),
+        "correct": bool(batch.correct[i]),
+        "truncated": bool(batch.truncated[i]),
+        "length": int(batch.lengths[i]),
+    }

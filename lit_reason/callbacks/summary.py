@@ -1,0 +1,48 @@
+"""The table printed when a run ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class RunSummary(Callback):
+    """Prints accuracy on held-out problems before and after, and where the files are."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, float] = {}
+        self.after: dict[str, float] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self.started = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps the first and the last validation; the first is the sanity check's."""
+        module: Any = pl_module
+        self.after = dict(module.last_evaluation)
+        self.before = self.before or self.after
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prints the table."""
+        from rich.console import Console
+        from rich.table import Table
+
+        minutes = (time.perf_counter() - self.started) / 60
+        rollouts = pl_module.policy_version
+        table = Table(title=f"{rollouts} rollouts in {minutes:.1f} min")
+        for column in ("held-out problems", "before", "after"):
+            table.add_column(column, justify="left" if column.startswith("held") else "right")
+        for name, value in self.after.items():
+            table.add_row(name, f"{self.before[name]:.3f}", f"{value:.3f}")
+        console = Console()
+        if self.after:
+            console.print(table)
+        folder = Path(trainer.default_root_dir)
+        for path in sorted(p for p in folder.glob("*") if not p.name.startswith(".")):
+            console.print(f"  {path}", soft_wrap=True, highlight=False)

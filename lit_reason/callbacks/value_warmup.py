@@ -1,0 +1,60 @@
+"""Value warm-up (VC-PPO's value pretraining, VAPO's 50 steps): the critic learns first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_reason.backbones import save_critic
+from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigError
+
+
+class ValueWarmup(Callback):
+    """Trains only the critic for exactly `rollouts` rollouts, then both networks.
+
+    The policy stays as it is and keeps sampling fresh responses; the critic's targets are
+    Monte-Carlo returns (λ = 1) without value clipping. The phase is a function of the rollout
+    counter, so that a resumed run continues in the right one.
+
+    Args:
+        rollouts: N, rollouts that train the critic alone.
+        reset_optimizer: Start the joint phase with fresh moments of the critic's optimizer.
+        save: Write the critic to `RUN_DIR/critic` when the warm-up ends;
+            `model.backbone.critic_init=RUN_DIR/critic` starts another run from it.
+    """
+
+    def __init__(self, rollouts: int, reset_optimizer: bool = True, save: bool = False) -> None:
+        if rollouts < 1:
+            raise ConfigError(
+                f"callbacks.value_warmup.rollouts={rollouts}: must be at least 1; "
+                "set callbacks.value_warmup to null for none"
+            )
+        self.rollouts, self.reset_optimizer, self.save = rollouts, reset_optimizer, save
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses to warm up a critic that does not exist."""
+        module: Any = pl_module
+        if stage == "fit" and module.value is None:
+            raise ConfigError(
+                "callbacks.value_warmup: this configuration has no critic to warm up; set "
+                "callbacks.value_warmup to null, or model.value and a model.advantage that uses it"
+            )
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: RolloutBatch, batch_idx: int
+    ) -> None:
+        """Sets `module.phase` for this rollout."""
+        module: Any = pl_module
+        module.phase = "value_warmup" if module.policy_version < self.rollouts else "joint"
+        if module.policy_version == self.rollouts:
+            self._finish(trainer, module)
+
+    def _finish(self, trainer: Trainer, module: Any) -> None:  # noqa: ANN401
+        if self.reset_optimizer:
+            module.optimizers()[module.trained.index("critic")].optimizer.state.clear()
+        if self.save:
+            rank_zero_only(save_critic)(module.critic, Path(trainer.default_root_dir, "critic"))

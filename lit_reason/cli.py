@@ -1,0 +1,232 @@
+"""The `LightningCLI`: named callbacks, run folders and one-line errors. No reinforcement learning.
+
+Classes are imported here so that a configuration can name them without their module.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+
+from lit_reason import __version__
+from lit_reason import aggregation, filters, objectives, rewards, tasks  # noqa: F401
+from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
+from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
+from lit_reason.data import RolloutDataModule
+from lit_reason.errors import ConfigError
+from lit_reason.loggers import MetricsFile
+from lit_reason.module import ReasonModule
+
+PRECISIONS = ("32-true", "32", "bf16-mixed")
+
+
+class ReasonParser(LightningArgumentParser):
+    """A parser whose errors are one line that names the key, its value and a valid choice."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Prints the message without the usage text, and exits with 2."""
+        del ex
+        lines = [line.strip(" -") for line in message.strip().splitlines() if line.strip()]
+        text = "; ".join(lines)
+        sys.stderr.write(f"error: {text}{self._suggestion(text)}\n")
+        self.exit(2)
+
+    def _suggestion(self, text: str) -> str:
+        unknown = re.search(r"(?:Unrecognized arguments: --|[Kk]ey[s]? ['\"])([\w.]+)", text)
+        if unknown is None:
+            return ""
+        wanted = unknown.group(1)
+        keys = [a.dest for a in self._actions if a.dest not in ("help", "config")]
+        close = difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
+        return f"; did you mean {close[0]}?" if close and close[0] != wanted else ""
+
+
+class RecordConfig(SaveConfigCallback):
+    """Writes `RUN_DIR/config.yaml` and gives the configuration to loggers that take one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, save_to_log_dir=False, **kwargs)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Called on rank 0 before anything else happens."""
+        if stage != "fit":
+            return
+        text = self.parser.dump(self.config, skip_none=False)
+        path = Path(trainer.default_root_dir, "config.yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        for logger in trainer.loggers:
+            if not isinstance(logger, CSVLogger):
+                logger.log_hyperparams(yaml.safe_load(text))
+
+
+class ReasonCLI(LightningCLI):
+    """`LightningCLI` with named callbacks and a run folder."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds `--callbacks` and `--run_dir`."""
+        parser.add_argument(
+            "--callbacks",
+            type=dict[str, Optional[Callback]],  # noqa: UP045 (jsonargparse shows it)
+            default={},
+            help="Named callbacks, in the order in which they act; null drops one.",
+        )
+        parser.add_argument(
+            "--run_dir",
+            type=Optional[str],  # noqa: UP045
+            default=None,
+            help="Folder of the run; null takes the first free of runs/000, runs/001, ... "
+            "A folder that holds a run is only continued, with --ckpt_path.",
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses what cannot work before any class is built."""
+        config = self.config[self.subcommand]
+        check_trainer(config.trainer)
+        config.run_dir = choose_run_dir(config.run_dir, self.subcommand, config.get("ckpt_path"))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
+        """Adds the named callbacks, the progress bar, the summary and `metrics.csv`."""
+        config = self._get(self.config_init, "trainer")
+        run_dir = self._get(self.config, "run_dir")
+        named = [c for c in self._get(self.config_init, "callbacks").values() if c is not None]
+        own = config.get("callbacks") or []
+        own = own if isinstance(own, list) else [own]
+        given = [*own, *named]
+        kwargs |= {
+            "default_root_dir": run_dir,
+            "callbacks": [*given, *self._standard_callbacks(config, given)],
+            "logger": self._loggers(config.get("logger"), run_dir),
+        }
+        return super().instantiate_trainer(**kwargs)
+
+    def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:  # noqa: ANN401
+        added: list[Callback] = [RunSummary()]
+        if self.subcommand == "predict":
+            added.append(PredictionWriter())
+        wants_bar = config.get("enable_progress_bar") is not False
+        if wants_bar and not any(isinstance(c, ProgressBar) for c in given):
+            added.append(ReasonProgressBar())
+        wants_checkpoint = config.get("enable_checkpointing") is not False
+        if wants_checkpoint and not any(isinstance(c, ModelCheckpoint) for c in given):
+            added.append(
+                ModelCheckpoint(
+                    filename="rollout_{rollout:05.0f}",
+                    auto_insert_metric_name=False,
+                    save_last=True,
+                )
+            )
+        return added
+
+    def _loggers(self, given: Any, run_dir: str) -> Any:  # noqa: ANN401
+        if given is False or self.subcommand != "fit":
+            return given or False
+        extra = [] if given in (None, True) else given if isinstance(given, list) else [given]
+        return [MetricsFile(run_dir), *extra]
+
+
+def check_trainer(trainer: Any) -> None:  # noqa: ANN401
+    """Refuses Trainer settings that manual optimization or the data flow cannot honour.
+
+    Raises:
+        ConfigError: The first such setting.
+    """
+    clip, accumulate = trainer.get("gradient_clip_val"), trainer.get("accumulate_grad_batches", 1)
+    if clip is not None:
+        raise ConfigError(
+            f"trainer.gradient_clip_val={clip}: not available, each network is clipped on its own; "
+            f"set model.update.max_grad_norm={clip}"
+        )
+    if accumulate != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={accumulate}: not available; "
+            "set model.update.micro_batch_size to the responses that fit into memory"
+        )
+    precision = trainer.get("precision")
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision={precision}: not available, half-precision weights or batches round "
+            "rewards, advantages and small updates away; choose 32-true or bf16-mixed"
+        )
+    if trainer.get("max_steps", -1) != -1:
+        raise ConfigError(
+            f"trainer.max_steps={trainer.max_steps}: would count the steps of every optimizer; set "
+            "trainer.max_epochs and data.rollouts_per_epoch"
+        )
+
+
+def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:
+    """The folder of the run.
+
+    Args:
+        run_dir: As configured; `None` takes the first free of runs/000, runs/001, ...
+        subcommand: Only `fit` writes a new run.
+        ckpt_path: Checkpoint that the run continues from.
+
+    Raises:
+        ConfigError: `fit` would write over an earlier run.
+    """
+    if run_dir is None:
+        taken = {p.name for p in Path("runs").glob("*")}
+        return str(Path("runs", next(f"{i:03d}" for i in range(10**6) if f"{i:03d}" not in taken)))
+    if subcommand == "fit" and not ckpt_path and Path(run_dir, "config.yaml").exists():
+        raise ConfigError(
+            f"run_dir={run_dir}: already holds a run; choose another --run_dir, or continue it with "
+            f"--ckpt_path={Path(run_dir, 'checkpoints', 'last.ckpt')}"
+        )
+    return run_dir
+
+
+def build(args: list[str]) -> LightningCLI:
+    """Parses the arguments and runs the subcommand."""
+    common: dict[str, Any] = {
+        "args": args,
+        "auto_configure_optimizers": False,
+        "save_config_callback": RecordConfig,
+        "parser_class": ReasonParser,
+        "parser_kwargs": {"prog": "lit_reason", "version": __version__},
+    }
+    if args[0] == "cold_start":
+        from lit_reason.cold_start import ColdStart, Demonstrations
+
+        common["args"] = ["fit", *args[1:]]
+        return ReasonCLI(ColdStart, Demonstrations, seed_everything_default=0, **common)
+    return ReasonCLI(
+        ReasonModule,
+        RolloutDataModule,
+        seed_everything_default=0,
+        trainer_defaults={"log_every_n_steps": 1, "num_sanity_val_steps": -1},
+        **common,
+    )
+
+
+def run(args: list[str]) -> LightningCLI:
+    """`build`, with the user's mistakes reported in one line and exit status 2."""
+    quiet_lightning()
+    try:
+        return build(args)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+
+
+def quiet_lightning() -> None:
+    """Silences warnings of Lightning and its libraries about what is meant to be so."""
+    for message in (
+        r".*modules in eval mode.*",  # the reference
+        r".*does not have many workers.*",  # the loader generates; it cannot have workers
+        r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning, with torch 2.13
+        r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
+        r".*LightningCLI's args parameter is intended.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

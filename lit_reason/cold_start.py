@@ -1,0 +1,134 @@
+"""The supervised cold start: a policy to begin reinforcement learning from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from torch.optim import AdamW
+
+from lit_reason.backbones import Backbone
+from lit_reason.batch import Group, Response, RolloutBatch
+from lit_reason.encoding import encode_prompt
+from lit_reason.errors import ConfigError
+from lit_reason.export import save_policy
+from lit_reason.functional import token_mean
+from lit_reason.networks import policy_outputs
+from lit_reason.tasks import Task
+
+
+class ColdStart(LightningModule):
+    """Next-token training on demonstrations, response tokens only.
+
+    When it ends the policy lies in `RUN_DIR/policy`, a `transformers` folder that
+    `model.backbone: Pretrained` starts from.
+
+    Args:
+        backbone: What to train, usually `Scratch`.
+        optimizer: Optimizer of the policy.
+        scheduler: Learning-rate schedule, stepped once a batch.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-3),
+        scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.optimizer, self.scheduler = backbone, optimizer, scheduler
+        self.actor: Any = None
+        self.policy_version = 0
+        self.phase = "cold_start"
+
+    def configure_model(self) -> None:
+        """Builds the policy once."""
+        if self.actor is None:
+            self.actor = self.backbone.actor()
+
+    def configure_optimizers(self) -> Any:  # noqa: ANN401
+        """The optimizer, with its schedule if one is configured."""
+        optimizer = self.optimizer(self.actor.parameters())
+        if self.scheduler is None:
+            return optimizer
+        schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
+        """Mean negative log-likelihood of the demonstrated tokens."""
+        logprobs = policy_outputs(self.actor, batch).logprobs
+        loss = -token_mean(logprobs, batch.response_mask)
+        self.log("loss", loss, prog_bar=True, batch_size=len(batch))
+        return loss
+
+    def on_fit_end(self) -> None:
+        """Writes the policy."""
+        if self.trainer.is_global_zero:
+            folder = Path(self.trainer.default_root_dir, "policy")
+            save_policy(self.actor, self.backbone.tokenizer, folder)
+
+
+class Demonstrations(LightningDataModule):
+    """Fresh demonstrations in every batch.
+
+    Args:
+        task: A task with `demonstration`.
+        batch_size: Demonstrations a batch.
+        batches_per_epoch: Length of a Lightning epoch.
+        seed: Seed of prompts and mistakes.
+    """
+
+    def __init__(
+        self, task: Task, batch_size: int = 64, batches_per_epoch: int = 50, seed: int = 0
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("batches_per_epoch", batches_per_epoch)):
+            if value < 1:
+                raise ConfigError(f"data.{name}={value}: must be at least 1")
+        self.task, self.batch_size = task, batch_size
+        self.batches_per_epoch, self.seed = batches_per_epoch, seed
+
+    def setup(self, stage: str) -> None:
+        """Fails before training if the task has no demonstrations."""
+        self.tokenizer = self.trainer.lightning_module.backbone.tokenizer  # type: ignore[union-attr]
+        self.task.demonstration(self.task[0], random.Random(0))
+
+    def train_dataloader(self) -> DemonstrationLoader:
+        """Batches of demonstrations."""
+        return DemonstrationLoader(self)
+
+    def batch(self, index: int) -> RolloutBatch:
+        """The demonstrations of batch `index` of the run, as a function of the seed alone."""
+        rng = random.Random(f"{self.seed} {index}")
+        groups = [self._demonstrate(rng) for _ in range(self.batch_size)]
+        return RolloutBatch.from_groups(groups, self.tokenizer.pad_token_id)
+
+    def _demonstrate(self, rng: random.Random) -> Group:
+        prompt = self.task[rng.randrange(len(self.task))]
+        text = self.task.demonstration(prompt, rng)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        response = Response((*ids, self.tokenizer.eos_token_id), text, truncated=False)
+        correct = self.task.verify(prompt, text)
+        return Group(prompt, encode_prompt(prompt, self.tokenizer), [response], [correct], [0.0])
+
+
+class DemonstrationLoader:
+    """A sized loader over `Demonstrations.batch`."""
+
+    def __init__(self, data: Demonstrations) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.batches_per_epoch
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        trainer: Any = self.data.trainer
+        first = trainer.current_epoch * len(self)
+        for i in range(len(self)):
+            yield self.data.batch(first + i)

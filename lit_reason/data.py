@@ -1,0 +1,338 @@
+"""`RolloutDataModule`: prompts -> responses of the current policy -> rewards -> filter -> batch."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lit_reason.batch import Group, Prompt, RolloutBatch
+from lit_reason.encoding import encode_prompts
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.filters import GroupFilter
+from lit_reason.judge import judge
+from lit_reason.rewards import Reward
+from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.stages import enter_stage
+from lit_reason.tasks import Task
+
+
+class RolloutDataModule(LightningDataModule):
+    """Drives online rollout and group filtering; one training batch is one rollout.
+
+    A rollout holds `groups_per_rollout` prompts with `group_size` responses each, sampled from
+    the weights it will train. With a group filter, rounds of fresh prompts are generated until
+    enough groups are kept; after `max_rounds` rounds the batch is filled up with dropped groups
+    whose tokens do not train the actor (`groups/filled` counts them). If none was kept, the
+    actor's update is skipped and counted (`update/skipped_actor`).
+
+    Args:
+        task: Training problems.
+        rewards: Named reward terms, summed.
+        engine: Generates the responses.
+        val_task: Held-out problems for validate, test and predict; null validates on `task`.
+        group_filter: Drops whole groups; null keeps all.
+        groups_per_rollout: Prompts in a rollout (N), on each rank.
+        group_size: Responses to each prompt (G).
+        groups_per_round: Prompts generated at once while refilling; null takes
+            `groups_per_rollout`.
+        max_rounds: Most rounds of generation for one rollout.
+        rollouts_per_epoch: Length of a Lightning epoch: validation, checkpoints and schedules of
+            callbacks count epochs.
+        sampling: How training responses are drawn.
+        val_sampling: How responses to held-out problems are drawn; null takes `sampling`.
+        val_samples: Responses to each held-out problem (k of avg@k and pass@k).
+        val_groups_per_batch: Held-out problems generated at once.
+        max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
+            prompts that do not fit the model's context.
+        seed: Seed of prompt order and sampling; null takes `seed_everything`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rewards: dict[str, Reward | None],
+        engine: RolloutEngine | None = None,
+        val_task: Task | None = None,
+        group_filter: GroupFilter | None = None,
+        groups_per_rollout: int = 64,
+        group_size: int = 16,
+        groups_per_round: int | None = None,
+        max_rounds: int = 10,
+        rollouts_per_epoch: int = 10,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        val_sampling: Sampling | None = None,
+        val_samples: int = 8,
+        val_groups_per_batch: int = 64,
+        max_prompt_length: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        counts = {
+            "groups_per_rollout": groups_per_rollout,
+            "group_size": group_size,
+            "groups_per_round": 1 if groups_per_round is None else groups_per_round,
+            "max_rounds": max_rounds,
+            "rollouts_per_epoch": rollouts_per_epoch,
+            "val_samples": val_samples,
+            "val_groups_per_batch": val_groups_per_batch,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"data.{name}={value}: must be at least 1")
+        self.task, self.val_task = task, val_task or task
+        self.rewards = {name: term for name, term in rewards.items() if term is not None}
+        self.engine = engine or HFEngine()
+        self.group_filter = group_filter
+        self.groups_per_rollout, self.group_size = groups_per_rollout, group_size
+        self.groups_per_round = groups_per_round or groups_per_rollout
+        self.max_rounds, self.rollouts_per_epoch = max_rounds, rollouts_per_epoch
+        self.sampling, self.val_sampling = sampling, val_sampling or sampling
+        self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
+        self.max_prompt_length = max_prompt_length
+        self.seed = seed
+        self.cursor = 0  # prompts handed out on this rank, over all passes
+        self._check(groups_per_round)
+
+    def _check(self, groups_per_round: int | None) -> None:
+        if not self.rewards:
+            raise ConfigError("data.rewards={}: no term is left; add for example Correctness")
+        if self.group_filter is not None and self.group_size == 1:
+            raise ConfigError(
+                f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
+                "the responses of a group and would drop every one; choose at least 2"
+            )
+        if self.group_filter is None and groups_per_round is not None:
+            raise ConfigError(
+                f"data.groups_per_round={groups_per_round}: has no effect without "
+                "data.group_filter; set it to null"
+            )
+        if self.sampling.temperature == 0:
+            raise ConfigError(
+                "data.sampling.temperature=0: every response to a prompt would be the same; "
+                "choose 1, or set data.val_sampling for greedy evaluation"
+            )
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            warnings.warn(
+                f"data.sampling.top_p={self.sampling.top_p}, top_k={self.sampling.top_k}: training "
+                "scores the full distribution, so importance ratios are biased; use 1 and 0",
+                ConfigWarning,
+                stacklevel=2,
+            )
+
+    # --- Lightning ----------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Binds the engine to the module and encodes the prompts."""
+        module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        self.engine.bind(module)
+        self.backbone = module.backbone
+        if self.seed is None:
+            self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        for term in self.rewards.values():
+            term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+        if stage == "fit":
+            self.prompts = self._encode(self.task, self.sampling, "task")
+        self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+
+    def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
+        limit = self.backbone.context_length
+        budget = None if limit is None else limit - sampling.max_new_tokens
+        return encode_prompts(task, self.backbone.tokenizer, self.max_prompt_length, budget, key)
+
+    def train_dataloader(self) -> RolloutLoader:
+        """One rollout an item."""
+        return RolloutLoader(self)
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Held-out problems, `val_samples` responses each, no filter."""
+        return EvaluationLoader(self)
+
+    test_dataloader = val_dataloader
+    predict_dataloader = val_dataloader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The prompt cursor: Lightning restores it also at the end of an epoch."""
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues with the prompt after the last one handed out."""
+        self.cursor = state_dict["cursor"]
+
+    # --- rollout ------------------------------------------------------------------------------
+
+    def rollout(self) -> RolloutBatch:
+        """Generates, judges and filters one training batch from the current weights."""
+        started = time.perf_counter()
+        version = self.engine.module.policy_version
+        kept: list[Group] = []
+        dropped: list[Group] = []
+        rounds = 0
+        while True:
+            seed = self._sampling_seed(version, rounds)
+            enter_stage(self.trainer, "rollout")
+            groups = self._groups(self._next_prompts(), self.task, self.group_size, self.sampling, seed)
+            self._sort(groups, kept, dropped)
+            rounds += 1
+            enough = len(kept) >= self.groups_per_rollout
+            # every rank leaves the loop in the same round: generation may be collective
+            if self._on_all_ranks(enough) or rounds == self.max_rounds:
+                break
+        kept = kept[: self.groups_per_rollout]
+        filled = dropped[: self.groups_per_rollout - len(kept)]
+        batch = RolloutBatch.from_groups(
+            [*kept, *filled],
+            pad_id=self.backbone.tokenizer.pad_token_id,
+            temperature=self.sampling.temperature,
+            policy_version=version,
+        )
+        batch.loss_mask[len(kept) * self.group_size :] = False
+        batch.stats = {
+            **self._statistics(kept, dropped, rounds, len(filled)),
+            "time/rollout": time.perf_counter() - started,
+        }
+        return batch
+
+    def _sort(self, groups: list[Group], kept: list[Group], dropped: list[Group]) -> None:
+        if self.group_filter is None:
+            kept += groups
+            return
+        correct = torch.tensor([g.correct for g in groups])
+        rewards = torch.tensor([g.rewards for g in groups])
+        keep = self.group_filter(correct, rewards)
+        for group, k in zip(groups, keep.tolist(), strict=True):
+            (kept if k else dropped).append(group)
+
+    def _statistics(
+        self, kept: list[Group], dropped: list[Group], rounds: int, filled: int
+    ) -> dict[str, float]:
+        stats: dict[str, float] = {}
+        for name in self.rewards:
+            values = [v for g in kept for v in g.terms.get(name, ())]
+            if values:
+                stats[f"reward/{name}"] = sum(values) / len(values)
+        if self.group_filter is not None:
+            right = sum(all(g.correct) for g in dropped)
+            stats |= {
+                "groups/kept": float(len(kept)),
+                "groups/dropped": float(len(dropped)),
+                "groups/dropped_all_right": float(right),
+                "groups/dropped_all_wrong": float(sum(not any(g.correct) for g in dropped)),
+                "groups/rounds": float(rounds),
+                "groups/filled": float(filled),
+            }
+        return stats
+
+    def _groups(
+        self,
+        prompts: list[tuple[Prompt, list[int]]],
+        task: Task,
+        samples: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> list[Group]:
+        responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
+        enter_stage(self.trainer, "scoring")
+        return [
+            judge(prompt, ids, answers, task, self.rewards)
+            for (prompt, ids), answers in zip(prompts, responses, strict=True)
+        ]
+
+    def _next_prompts(self) -> list[tuple[Prompt, list[int]]]:
+        """The next prompts of this rank's share, in a new order each pass."""
+        rank, world = self.shard()
+        share = len(range(rank, len(self.prompts), world))
+        chosen = []
+        for _ in range(self.groups_per_round):
+            turn, place = divmod(self.cursor, share)
+            chosen.append(self.prompts[_order(self.seed, turn, len(self.prompts))[rank::world][place]])
+            self.cursor += 1
+        return chosen
+
+    def shard(self) -> tuple[int, int]:
+        """(rank, ranks) of this process among those that see different data."""
+        kwargs = self.trainer.distributed_sampler_kwargs  # type: ignore[union-attr]
+        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
+    def _sampling_seed(self, *position: int) -> int:
+        """A seed that depends on the run's seed, the rank and the position in the run only."""
+        rank, _ = self.shard()
+        return random.Random(f"{self.seed} {rank} {position}").getrandbits(31)
+
+    def _on_all_ranks(self, decision: bool) -> bool:
+        return self.trainer.strategy.reduce_boolean_decision(decision, all=True)  # type: ignore[union-attr]
+
+    def evaluation(self, batch: int) -> RolloutBatch:
+        """Judged responses to one batch of held-out problems."""
+        rank, world = self.shard()
+        size = self.val_groups_per_batch
+        share = self.val_prompts[rank::world][batch * size : (batch + 1) * size]
+        # every rank generates as often as the others; what only fills up is not counted
+        real = len(share)
+        share = share + [self.val_prompts[0]] * (self._evaluation_size(batch) - real)
+        seed = self._sampling_seed(-1, batch)
+        enter_stage(self.trainer, "validation")
+        groups = self._groups(share, self.val_task, self.val_samples, self.val_sampling, seed)
+        rollout = RolloutBatch.from_groups(
+            groups,
+            pad_id=self.backbone.tokenizer.pad_token_id,
+            temperature=self.val_sampling.temperature,
+            policy_version=self.engine.module.policy_version,
+        )
+        rollout.prompt_index[real * self.val_samples :] = -1
+        return rollout
+
+    def _evaluation_size(self, batch: int) -> int:
+        longest = len(self.val_prompts[:: self.shard()[1]])
+        return min(self.val_groups_per_batch, longest - batch * self.val_groups_per_batch)
+
+    def evaluation_batches(self) -> int:
+        """Batches of held-out problems on each rank."""
+        return -(-len(self.val_prompts[:: self.shard()[1]]) // self.val_groups_per_batch)
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, turn: int, size: int) -> list[int]:
+    """The order of the prompts in one pass, the same on every rank."""
+    order = list(range(size))
+    random.Random(f"{seed} {turn}").shuffle(order)
+    return order
+
+
+class RolloutLoader:
+    """Yields rollouts of the current policy.
+
+    It has a length: Lightning prefetches one batch from a loader without one, and every rollout
+    would come from the weights before the last update.
+    """
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.rollouts_per_epoch
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        for _ in range(len(self)):
+            yield self.data.rollout()
+
+
+class EvaluationLoader:
+    """Yields judged responses to the held-out problems, the same sampling seeds each time."""
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.evaluation_batches()
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        for batch in range(len(self)):
+            yield self.data.evaluation(batch)

@@ -1,0 +1,19 @@
+"""A policy as a `transformers` folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def save_policy(actor: Any, tokenizer: Any, folder: Path) -> None:  # noqa: ANN401
+    """Writes weights, configuration and tokenizer where `Pretrained` and vLLM can load them.
+
+    Args:
+        actor: A `transformers` causal language model.
+        tokenizer: Its tokenizer.
+        folder: Made if it does not exist.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    actor.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,40 @@
+"""Which groups of responses are worth training on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class GroupFilter(ABC):
+    """Keeps or drops whole groups before the update; the loader refills what is dropped."""
+
+    @abstractmethod
+    def __call__(self, correct: Tensor, rewards: Tensor) -> Tensor:
+        """Decides on groups.
+
+        Args:
+            correct: (N, G) bool, the task's verdicts.
+            rewards: (N, G) float32, the shaped rewards.
+
+        Returns:
+            (N,) bool: True keeps the group.
+        """
+
+
+class DropUniform(GroupFilter):
+    """DAPO's dynamic sampling: 0 < |{correct}| < G (arXiv 2503.14476, Eq. 8).
+
+    It reads the verdict, not the reward: length penalties would make an all-wrong group look mixed.
+
+    Example:
+        >>> import torch
+        >>> correct = torch.tensor([[True, True], [True, False], [False, False]])
+        >>> DropUniform()(correct, correct.float()).tolist()
+        [False, True, False]
+    """
+
+    def __call__(self, correct: Tensor, rewards: Tensor) -> Tensor:
+        """See `GroupFilter.__call__`."""
+        return correct.any(dim=1) & ~correct.all(dim=1)

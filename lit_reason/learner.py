@@ -1,0 +1,220 @@
+"""One network, its optimizer and its loss terms: a mini-batch in, one optimizer step out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_reason.batch import Experience
+from lit_reason.errors import ConfigError
+from lit_reason.functional import Reduce, aggregate, masked_sum
+from lit_reason.objectives import LossTerm
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a rollout is turned into optimizer steps.
+
+    Attributes:
+        epochs: Passes over the rollout.
+        minibatch_size: Responses per optimizer step, on each rank.
+        micro_batch_size: Responses per forward and backward pass; only memory depends on it.
+        max_grad_norm: Largest gradient norm of each network; null does not clip.
+        critic_epochs: Passes of the critic; null takes `epochs`.
+    """
+
+    epochs: int = 1
+    minibatch_size: int = 512
+    micro_batch_size: int = 8
+    max_grad_norm: float | None = 1.0
+    critic_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"model.update.{name}={value}: must be at least 1")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise ConfigError(
+                f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"
+            )
+
+    def check(self, rollout_size: int) -> None:
+        """Refuses sizes that do not divide.
+
+        Args:
+            rollout_size: Responses in a rollout, `groups_per_rollout * group_size`.
+        """
+        if rollout_size % self.minibatch_size:
+            raise ConfigError(
+                f"model.update.minibatch_size={self.minibatch_size} does not divide "
+                f"data.groups_per_rollout * data.group_size = {rollout_size}; choose one of "
+                f"{_divisors(rollout_size)}"
+            )
+        if self.minibatch_size % self.micro_batch_size:
+            raise ConfigError(
+                f"model.update.micro_batch_size={self.micro_batch_size} does not divide "
+                f"model.update.minibatch_size={self.minibatch_size}; choose one of "
+                f"{_divisors(self.minibatch_size)}"
+            )
+
+    def partition(self, lengths: Tensor, generator: torch.Generator) -> list[list[Tensor]]:
+        """Splits the rows of a rollout at random into mini-batches of micro-batches.
+
+        Rows are shuffled over mini-batches; inside one they are ordered by length, so that a
+        micro-batch holds little padding.
+
+        Args:
+            lengths: (B,) response lengths.
+            generator: Source of the permutation.
+        """
+        rows = torch.randperm(len(lengths), generator=generator)
+        lengths = lengths.cpu()
+        return [
+            list(part[lengths[part].argsort(stable=True)].split(self.micro_batch_size))
+            for part in rows.split(self.minibatch_size)
+        ]
+
+
+class Learner:
+    """One network with its optimizer and loss terms.
+
+    The loss of each term is normalised by one global count per optimizer step, over all
+    micro-batches and ranks, so that loss and gradient do not depend on how the rows are split.
+
+    Args:
+        name: "actor" or "critic"; prefix of its statistics.
+        network: Its parameters are stepped.
+        terms: Named loss terms.
+        forward: (network, micro-batch) -> outputs that the terms read.
+        max_grad_norm: Largest gradient norm; `None` does not clip.
+        reduce: Sums a tensor over data-parallel ranks; `None` on one process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        terms: dict[str, LossTerm],
+        forward: Callable[[nn.Module, Experience], Any],
+        max_grad_norm: float | None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        self.name, self.network, self.terms, self.forward = name, network, terms, forward
+        self.max_grad_norm, self.reduce = max_grad_norm, reduce
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+
+    def update(
+        self,
+        experience: Experience,
+        minibatch: Sequence[Tensor],
+        optimizer: Any,  # noqa: ANN401
+        backward: Callable[[Tensor], None],
+    ) -> dict[str, Tensor]:
+        """One optimizer step on one mini-batch.
+
+        A mini-batch in which no term counts a token on any rank, and one whose gradient is not
+        finite, changes no parameter; `skipped` says so.
+
+        Args:
+            experience: The whole rollout.
+            minibatch: Row indices of each micro-batch.
+            optimizer: Steps this network's parameters.
+            backward: Runs the backward pass of a loss.
+
+        Returns:
+            Statistics of the step, each a scalar tensor.
+        """
+        rows = torch.cat(list(minibatch)).to(experience.rollout.rewards.device)
+        weights, counts = self._weigh(experience[rows])
+        if not bool(counts.sum()):
+            return {f"update/skipped_{self.name}": torch.ones((), device=counts.device)}
+        optimizer.zero_grad()
+        sums: dict[str, Tensor] = {}
+        start = 0
+        for indices in minibatch:
+            part = slice(start, start + len(indices))
+            micro = experience[rows[part]]
+            loss = self._loss(micro, {k: w[part] for k, w in weights.items()}, counts, sums)
+            backward(loss)
+            start += len(indices)
+        stats = self._finish(sums, counts)
+        norm = self._gradient_norm()
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad()
+        skipped = torch.tensor(float(not finite), device=norm.device)
+        return {
+            **stats,
+            f"grad_norm/{self.name}": norm,
+            f"update/skipped_{self.name}": skipped,
+        }
+
+    def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor]:
+        """Token weights of every term, and the global (count, tokens) of each."""
+        weights, counts = {}, []
+        rollout = experience.rollout
+        for name, term in self.terms.items():
+            mask = term.mask(experience)
+            assert term.aggregation is not None
+            weight, count = term.aggregation(mask, rollout.group_ids)
+            weights[name] = weight * rollout.loss_weight[:, None]
+            counts += [count.to(torch.float32), mask.sum().to(torch.float32)]
+        total = torch.stack(counts)
+        if self.reduce is not None:
+            total = self.reduce(total)
+        return weights, total.view(-1, 2)
+
+    def _loss(
+        self,
+        micro: Experience,
+        weights: dict[str, Tensor],
+        counts: Tensor,
+        sums: dict[str, Tensor],
+    ) -> Tensor:
+        outputs = self.forward(self.network, micro)
+        losses = []
+        for (name, term), count in zip(self.terms.items(), counts[:, 0], strict=True):
+            loss = aggregate(term.loss(micro, outputs), weights[name], count)
+            losses.append(term.coef * loss)
+            _add(sums, f"loss/{name}", loss.detach())
+            for key, value in term.stats(micro, outputs).items():
+                _add(sums, f"{name}/{key}", masked_sum(value.detach(), term.mask(micro)))
+        return torch.stack(losses).sum()
+
+    def _finish(self, sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
+        """Sums over micro-batches and ranks become the statistics of the whole mini-batch."""
+        keys = list(sums)
+        totals = torch.stack([sums[k].to(torch.float32) for k in keys])
+        if self.reduce is not None:
+            totals = self.reduce(totals)
+        tokens = dict(zip(self.terms, counts[:, 1], strict=True))
+        stats = {}
+        for key, total in zip(keys, totals, strict=True):
+            name = key.split("/")[0]
+            # losses are already divided by their term's count
+            stats[key] = total if name == "loss" else total / tokens[name].clamp(min=1)
+        return {**stats, **{f"{name}/tokens": n for name, n in tokens.items()}}
+
+    def _gradient_norm(self) -> Tensor:
+        """Sums the gradients over ranks, clips them and returns the norm before clipping."""
+        if self.reduce is not None:
+            for parameter in self.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = self.reduce(parameter.grad)
+        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        return nn.utils.clip_grad_norm_(self.parameters, limit)
+
+
+def _add(sums: dict[str, Tensor], key: str, value: Tensor) -> None:
+    sums[key] = sums[key] + value if key in sums else value
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

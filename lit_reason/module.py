@@ -1,0 +1,428 @@
+"""`ReasonModule`: actor, critic and reference, and the update of one rollout."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from lit_reason.advantages import AdvantageEstimator
+from lit_reason.backbones import Backbone
+from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.errors import ConfigError
+from lit_reason.functional import (
+    Reduce,
+    explained_variance,
+    gae,
+    kl_penalised_rewards,
+    outcome_to_tokens,
+)
+from lit_reason.learner import Learner, Update
+from lit_reason.metrics import GroupMetrics
+from lit_reason.networks import Entropy, policy_outputs, state_values
+from lit_reason.objectives import LossTerm
+from lit_reason.stages import enter_stage
+
+
+class ReasonModule(LightningModule):
+    """Reinforcement learning of a reasoning policy; one training batch is one rollout.
+
+    The networks are built in `configure_model`; one that the configuration does not need (critic
+    without a `value` term, reference without a KL term) is never built. Progress is counted in
+    rollouts: `trainer.global_step` counts the steps of every optimizer and is not used.
+
+    Args:
+        backbone: Where networks and tokenizer come from.
+        advantage: Advantage estimator.
+        policy: The actor's policy term; its aggregation is the default of `terms`.
+        value: The critic's term; required by estimators that use values.
+        terms: Further named terms of the actor's loss.
+        update: Epochs, mini-batches, micro-batches and gradient clipping.
+        kl_in_reward: β of the per-token penalty β·k1 against the reference, subtracted from the
+            reward (DeepSeekMath Eq. 2). 0 is off.
+        reference_refresh: Copy the actor into the reference every so many rollouts (iterative
+            GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
+        logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
+        actor_optimizer: Optimizer of the actor.
+        critic_optimizer: Optimizer of the critic.
+        actor_scheduler: Learning-rate schedule of the actor, stepped once a rollout that trains it.
+        critic_scheduler: Learning-rate schedule of the critic, stepped once a rollout.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        advantage: AdvantageEstimator,
+        policy: LossTerm,
+        value: LossTerm | None = None,
+        terms: dict[str, LossTerm | None] | None = None,
+        update: Update = Update(),  # noqa: B008 (frozen)
+        kl_in_reward: float = 0.0,
+        reference_refresh: int | None = None,
+        logprob_chunk: int | None = None,
+        actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
+        critic_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=2e-6),
+        actor_scheduler: LRSchedulerCallable | None = None,
+        critic_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.strict_loading = False  # the reference is not in the checkpoint
+        self.backbone, self.advantage, self.update = backbone, advantage, update
+        self.policy, self.value = policy, value
+        self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
+        self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
+        self.logprob_chunk = logprob_chunk
+        self.optimizer_factories = {"actor": actor_optimizer, "critic": critic_optimizer}
+        self.scheduler_factories = {"actor": actor_scheduler, "critic": critic_scheduler}
+        self._check()
+
+        self.phase = "joint"  # "value_warmup" while only the critic learns (ValueWarmup callback)
+        self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
+        self.policy_version = 0  # rollouts trained on so far
+        self.actor: Any = None
+        self.critic: Any = None
+        self.reference: Any = None
+        self.group_metrics: nn.ModuleDict = nn.ModuleDict()
+        self.last_evaluation: dict[str, float] = {}  # also of the sanity check, which logs nothing
+
+    # --- construction -------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Cross-checks the parts before any model is loaded."""
+        estimator = type(self.advantage).__name__
+        if self.advantage.needs_critic and self.value is None:
+            raise ConfigError(
+                f"model.value=null: model.advantage={estimator} needs a critic; set model.value to "
+                "ValueLoss, or model.advantage to GroupRelative"
+            )
+        if self.value is not None and not self.advantage.needs_critic:
+            raise ConfigError(
+                f"model.value={type(self.value).__name__}: would have no effect, "
+                f"model.advantage={estimator} uses no critic; set model.value to null"
+            )
+        if self.reference_refresh is not None and not self.needs_reference:
+            raise ConfigError(
+                f"model.reference_refresh={self.reference_refresh}: would have no effect without a "
+                "reference; add a KLToReference term, set model.kl_in_reward, or remove it"
+            )
+        if self.reference_refresh is not None and self.reference_refresh < 1:
+            raise ConfigError(
+                f"model.reference_refresh={self.reference_refresh}: must be at least 1 rollout"
+            )
+        if self.policy.aggregation is None:
+            raise ConfigError("model.policy.aggregation=null: the policy term needs one")
+        for name, term in self.terms.items():
+            if name in ("policy", "value"):
+                raise ConfigError(f"model.terms.{name}: the name is taken; choose another")
+            term.aggregation = term.aggregation or self.policy.aggregation
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a term or the reward compares with the reference policy."""
+        return self.kl_in_reward != 0 or any(t.needs_reference for t in self.terms.values())
+
+    def setup(self, stage: str) -> None:
+        """Checks the sizes, before `configure_model` loads anything."""
+        self.advantage.reduce = self.reduce
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if stage == "fit" and data is not None:
+            self.update.check(data.groups_per_rollout * data.group_size)
+            if isinstance(data.group_size, int) and data.group_size == 1:
+                self._refuse_single_groups()
+
+    def _refuse_single_groups(self) -> None:
+        if not self.advantage.needs_critic:
+            raise ConfigError(
+                f"data.group_size=1: model.advantage={type(self.advantage).__name__} compares the "
+                "responses of a group, and one response has advantage 0; choose at least 2"
+            )
+
+    def configure_model(self) -> None:
+        """Builds the networks that the configuration needs, once."""
+        if self.actor is not None:
+            return
+        self.actor = self.backbone.actor()
+        if self.value is not None:
+            self.critic = self.backbone.critic()
+        if self.needs_reference:
+            self.reference = self.backbone.reference()
+
+    def configure_optimizers(self) -> Any:  # noqa: ANN401
+        """One optimizer, and if configured one schedule, for each trained network."""
+        configured = []
+        for name in self.trained:
+            optimizer = self.optimizer_factories[name](getattr(self, name).parameters())
+            entry: dict[str, Any] = {"optimizer": optimizer}
+            factory = self.scheduler_factories[name]
+            if factory is not None:
+                schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
+                entry["lr_scheduler"] = {**schedule, "interval": "step"}
+            configured.append(entry)
+        return configured
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the trained networks, the critic first (its step comes before the actor's)."""
+        return ["actor"] if self.value is None else ["critic", "actor"]
+
+    @property
+    def reduce(self) -> Reduce | None:
+        """Sums a tensor over the data-parallel ranks; `None` on one process."""
+        if self.trainer.world_size == 1:
+            return None
+        return lambda x: self.trainer.strategy.reduce(x, reduce_op="sum")  # type: ignore[return-value]
+
+    # --- one rollout --------------------------------------------------------------------------
+
+    def training_step(self, rollout: RolloutBatch, batch_idx: int) -> dict[str, Any]:
+        """Annotates a rollout and runs all its optimizer steps.
+
+        Returns:
+            `experience` for callbacks that observe the update.
+        """
+        if rollout.policy_version != self.policy_version:
+            raise RuntimeError(
+                f"rollout of policy {rollout.policy_version} reached policy {self.policy_version}: "
+                "the loader ran ahead of the update"
+            )
+        generator = torch.Generator().manual_seed(self.policy_version)
+        first = self.update.partition(rollout.lengths, generator)
+        enter_stage(self.trainer, "scoring")
+        experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
+        enter_stage(self.trainer, "update")
+        updates = self._update(experience, first, generator)
+        self._step_schedules()
+        self.policy_version += 1
+        self._refresh_reference()
+        self._log(rollout, {**stats, **_average(updates)})
+        return {"experience": experience}
+
+    @torch.no_grad()
+    def annotate(
+        self, rollout: RolloutBatch, micro_batches: list[Tensor]
+    ) -> tuple[Experience, dict[str, Tensor]]:
+        """Log-probs, values, advantages and returns of a rollout under the current weights.
+
+        Args:
+            rollout: B responses.
+            micro_batches: Row indices; those of the first epoch, so that the first importance
+                ratio is exactly 1.
+
+        Returns:
+            The experience and statistics to log.
+        """
+        columns: dict[str, Tensor] = {}
+        mode: Entropy = "detached" if self.monitor_entropy else "none"
+        for rows in micro_batches:
+            rows = rows.to(rollout.rewards.device)
+            micro = rollout[rows]
+            outputs = self._score(self.actor, micro, mode)
+            scored = {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
+            if self.reference is not None:
+                scored["ref_logprobs"] = self._score(self.reference, micro).logprobs
+            if self.critic is not None:
+                scored["values"] = state_values(self.critic, micro)
+            for name, value in scored.items():
+                if value is not None:
+                    column = columns.setdefault(name, value.new_zeros(rollout.response_ids.shape))
+                    column[rows] = value
+        rewards = self._token_rewards(rollout, columns)
+        values = columns.get("values")
+        advantages, returns, extra = self.advantage(rollout, rewards, values)
+        if self.phase == "value_warmup" and values is not None:
+            # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO, value pretraining)
+            gamma = getattr(self.advantage, "gamma", 1.0)
+            returns = gae(rewards, values, rollout.response_mask, gamma, 1.0) + values
+        experience = Experience(
+            rollout=rollout, advantages=advantages, returns=returns, phase=self.phase, **columns
+        )
+        return experience, self._describe(experience, extra)
+
+    def _score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:  # noqa: ANN401
+        return policy_outputs(network, micro, micro.temperature, entropy, self.logprob_chunk)
+
+    def _token_rewards(self, rollout: RolloutBatch, columns: dict[str, Tensor]) -> Tensor:
+        mask = rollout.response_mask
+        rewards = outcome_to_tokens(rollout.rewards, mask) + rollout.token_rewards
+        if self.kl_in_reward:
+            logprobs, ref = columns["old_logprobs"], columns["ref_logprobs"]
+            rewards = kl_penalised_rewards(rewards, logprobs, ref, mask, self.kl_in_reward)
+        return rewards
+
+    def _update(
+        self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
+    ) -> list[dict[str, Tensor]]:
+        learners = self.learners()
+        if self.phase == "value_warmup":
+            learners = {"critic": learners["critic"]}
+        epochs = {"actor": self.update.epochs}
+        epochs["critic"] = self.update.critic_epochs or self.update.epochs
+        optimizers = dict(zip(self.trained, self._as_list(self.optimizers()), strict=True))
+        stats = []
+        for epoch in range(max(epochs[name] for name in learners)):
+            lengths = experience.rollout.lengths
+            plan = first if epoch == 0 else self.update.partition(lengths, generator)
+            for minibatch in plan:
+                for name, learner in learners.items():
+                    if epoch < epochs[name]:
+                        step = learner.update(
+                            experience, minibatch, optimizers[name], self._backward
+                        )
+                        stats.append(step)
+        return stats
+
+    def learners(self) -> dict[str, Learner]:
+        """The trained networks with their loss terms, in update order."""
+        actor_terms = {"policy": self.policy, **self.terms}
+        entropy: Entropy = (
+            "grad" if any(t.needs_entropy for t in self.terms.values()) else "none"
+        )
+        built: dict[str, Learner] = {}
+        if self.value is not None:
+            terms, forward = {"value": self.value}, lambda net, e: state_values(net, e.rollout)
+            built["critic"] = self._learner("critic", terms, forward)
+        built["actor"] = self._learner(
+            "actor", actor_terms, lambda net, e: self._score(net, e.rollout, entropy)
+        )
+        return built
+
+    def _learner(self, name: str, terms: dict[str, LossTerm], forward: Any) -> Learner:  # noqa: ANN401
+        network = getattr(self, name)
+        return Learner(name, network, terms, forward, self.update.max_grad_norm, self.reduce)
+
+    def _backward(self, loss: Tensor) -> None:
+        """Backward without the strategy's own gradient averaging: the learner sums over ranks.
+
+        Ranks may then run different numbers of backward passes, and phases that leave a network
+        out need no unused-parameter search.
+        """
+        strategy = self.trainer.strategy
+        parallel = isinstance(strategy, ParallelStrategy)
+        with strategy.block_backward_sync() if parallel else nullcontext():
+            self.manual_backward(loss)
+
+    @staticmethod
+    def _as_list(x: Any) -> list[Any]:  # noqa: ANN401
+        return x if isinstance(x, list) else [] if x is None else [x]
+
+    def _step_schedules(self) -> None:
+        scheduled = [n for n in self.trained if self.scheduler_factories[n] is not None]
+        for name, scheduler in zip(scheduled, self._as_list(self.lr_schedulers()), strict=True):
+            if name == "critic" or self.phase == "joint":
+                scheduler.step()
+
+    def _refresh_reference(self) -> None:
+        due = self.reference_refresh and self.policy_version % self.reference_refresh == 0
+        if due and self.phase == "joint":
+            self.reference.load_state_dict(self.actor.state_dict())
+
+    # --- logging ------------------------------------------------------------------------------
+
+    def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Statistics of the rollout and of the annotation."""
+        rollout = experience.rollout
+        stats: dict[str, Tensor] = {
+            "reward": rollout.rewards.mean(),
+            "accuracy": rollout.correct.float().mean(),
+            "response_length": rollout.lengths.float().mean(),
+            "response_length_max": rollout.lengths.max().float(),
+            "response_length_min": rollout.lengths.min().float(),
+            "truncated": rollout.truncated.float().mean(),
+            **{k: torch.tensor(v, device=self.device) for k, v in rollout.stats.items()},
+        }
+        for key, value in extra.items():
+            stats[f"{key}_mean"] = value.mean()
+            stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
+        stats = self._mean_over_ranks(stats)
+        if experience.values is not None and experience.returns is not None:
+            stats["value/explained_variance"] = explained_variance(
+                experience.values, experience.returns, rollout.value_mask, reduce=self.reduce
+            )
+        return stats
+
+    def _mean_over_ranks(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.reduce is None:
+            return stats
+        mean = self.reduce(torch.stack([v.float() for v in stats.values()]))
+        return dict(zip(stats, mean / self.trainer.world_size, strict=True))
+
+    def _log(self, rollout: RolloutBatch, stats: dict[str, Tensor]) -> None:
+        shown = ("reward", "accuracy", "response_length")
+        size = len(rollout)
+        joint = float(self.phase == "joint")
+        for key in shown:
+            self.log(key, stats.pop(key), prog_bar=True, batch_size=size)
+        self.log_dict({**stats, "joint_phase": joint}, batch_size=size)
+        # the step of checkpoints and plots
+        self.log("rollout", float(self.policy_version), batch_size=size)
+
+    # --- evaluation ---------------------------------------------------------------------------
+
+    def _evaluate(self, rollout: RolloutBatch, stage: str) -> None:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        k = data.val_samples
+        if stage not in self.group_metrics:
+            self.group_metrics[stage] = GroupMetrics(k).to(self.device)
+        self.group_metrics[stage].update(
+            rollout.correct.view(-1, k),
+            rollout.lengths.view(-1, k),
+            rollout.truncated.view(-1, k),
+            rollout.rewards.view(-1, k),
+            valid=rollout.prompt_index.view(-1, k)[:, 0] >= 0,
+        )
+
+    def _finish_evaluation(self, stage: str) -> None:
+        metric: Any = self.group_metrics[stage]
+        values = metric.compute()
+        metric.reset()
+        names = {"pass_at_k": f"pass_at_{metric.k}"}
+        logged = {f"{stage}/{names.get(k, k)}": v for k, v in values.items()}
+        self.last_evaluation = {k: float(v) for k, v in logged.items()}
+        self.log_dict(logged, sync_dist=False)
+
+    def validation_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
+        """Counts the verdicts of held-out problems."""
+        self._evaluate(rollout, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs avg@k, pass@k and lengths over all held-out problems."""
+        self._finish_evaluation("val")
+
+    def test_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
+        """As `validation_step`, under the prefix `test/`."""
+        self._evaluate(rollout, "test")
+
+    def on_test_epoch_end(self) -> None:
+        """As `on_validation_epoch_end`, under the prefix `test/`."""
+        self._finish_evaluation("test")
+
+    def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> RolloutBatch:
+        """Returns the rollout; the prediction writer saves it."""
+        return rollout
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves the reference out unless it was refreshed, and keeps the rollout counter."""
+        checkpoint["policy_version"] = self.policy_version
+        if self.reference_refresh is None:
+            state = checkpoint["state_dict"]
+            for key in [k for k in state if k.startswith("reference.")]:
+                del state[key]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the rollout counter."""
+        self.policy_version = checkpoint.get("policy_version", 0)
+
+
+def _average(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean over optimizer steps of each statistic, over the steps that have it."""
+    keys = dict.fromkeys(key for step in steps for key in step)
+    return {k: torch.stack([s[k].float() for s in steps if k in s]).mean() for k in keys}

@@ -1,0 +1,185 @@
+"""Sampling responses from the current policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from lit_reason.batch import Response
+from lit_reason.errors import ConfigError
+from lit_reason.functional import response_mask
+
+if TYPE_CHECKING:
+    from lit_reason.module import ReasonModule
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_p: Nucleus mass. Below 1 the sampled distribution is not the one that is trained.
+        top_k: Candidates per token; 0 keeps all.
+        max_new_tokens: Token budget of a response (L_max of DAPO's Eq. 13).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "temperature": (self.temperature >= 0, "at least 0"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+        }
+        for name, (valid, rule) in bounds.items():
+            if not valid:
+                raise ConfigError(f"sampling.{name}={getattr(self, name)}: must be {rule}")
+
+
+class RolloutEngine(ABC):
+    """Turns prompts into responses of the module's current policy."""
+
+    module: ReasonModule
+
+    def bind(self, module: ReasonModule) -> None:
+        """Keeps the module; its weights need not exist yet."""
+        self.module = module
+
+    @abstractmethod
+    def generate(
+        self, prompts: Sequence[list[int]], samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Response]]:
+        """Samples responses.
+
+        Args:
+            prompts: Token ids of each prompt.
+            samples: Responses a prompt (G).
+            sampling: How to draw them.
+            seed: The same seed and weights give the same responses.
+
+        Returns:
+            `samples` responses for each prompt, in order.
+        """
+
+
+class HFEngine(RolloutEngine):
+    """`transformers` generation with the module's own actor, on its device and in its precision.
+
+    Args:
+        micro_batch_size: Responses generated at once.
+    """
+
+    def __init__(self, micro_batch_size: int = 64) -> None:
+        if micro_batch_size < 1:
+            raise ConfigError(
+                f"data.engine.micro_batch_size={micro_batch_size}: must be at least 1"
+            )
+        self.micro_batch_size = micro_batch_size
+
+    def generate(
+        self, prompts: Sequence[list[int]], samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Response]]:
+        """See `RolloutEngine.generate`."""
+        rows = [ids for ids in prompts for _ in range(samples)]
+        responses: list[Response] = []
+        device = self.module.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), self._inference() as actor:
+            torch.manual_seed(seed)
+            for start in range(0, len(rows), self.micro_batch_size):
+                chunk = rows[start : start + self.micro_batch_size]
+                responses += self._generate(actor, chunk, sampling)
+        return [responses[i : i + samples] for i in range(0, len(responses), samples)]
+
+    def _generate(
+        self, actor: Any, rows: list[list[int]], sampling: Sampling  # noqa: ANN401
+    ) -> list[Response]:
+        backbone = self.module.backbone
+        tokenizer, eos_ids = backbone.tokenizer, backbone.eos_ids
+        width = max(len(row) for row in rows)
+        pad = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        out = actor.generate(
+            torch.tensor(pad, device=self.module.device),
+            attention_mask=torch.tensor(mask, device=self.module.device),
+            generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
+        )[:, width:].cpu()
+        keep, truncated = response_mask(out, eos_ids)
+        ids = [row[m].tolist() for row, m in zip(out, keep, strict=True)]
+        texts = tokenizer.decode(ids, skip_special_tokens=True)
+        return [
+            Response(tuple(i), text, bool(cut))
+            for i, text, cut in zip(ids, texts, truncated, strict=True)
+        ]
+
+    @contextmanager
+    def _inference(self) -> Iterator[Any]:
+        """The actor without gradients or dropout, in the trainer's precision.
+
+        The loader runs outside the trainer's autocast, and under plain `no_grad`: tensors made in
+        inference mode could not be edited by callbacks afterwards.
+        """
+        actor = self.module.actor
+        precision = self.module.trainer.precision_plugin
+        with torch.no_grad(), precision.forward_context(), _evaluating(actor), _bare_config(actor):
+            yield actor
+
+
+def generation_config(sampling: Sampling, eos_ids: list[int], pad_id: int) -> GenerationConfig:
+    """Every field that changes the sampled distribution, set explicitly.
+
+    `transformers` fills unset fields from the checkpoint's own file (top-k 50, repetition
+    penalties), which would make rollouts off-policy without a word.
+    """
+    greedy = sampling.temperature == 0
+    choice = (
+        {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
+        if greedy
+        else {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+    )
+    return GenerationConfig(
+        **choice,
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=eos_ids,
+        pad_token_id=pad_id,
+        repetition_penalty=1.0,
+        num_beams=1,
+        use_cache=True,
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()  # gradient checkpointing would switch the cache off
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _bare_config(actor: Any) -> Iterator[None]:  # noqa: ANN401
+    own = actor.generation_config
+    actor.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        actor.generation_config = own

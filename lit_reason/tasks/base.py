@@ -1,0 +1,41 @@
+"""The interface of a task."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from lit_reason.batch import Prompt
+from lit_reason.errors import ConfigError
+
+
+class Task(ABC):
+    """Prompts with gold answers, and the program that judges a response.
+
+    Attributes:
+        response_pattern: Regular expression of a well-formed response, for the `Format` reward;
+            `None` if the task prescribes none.
+    """
+
+    response_pattern: ClassVar[str | None] = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of problems."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Prompt:
+        """The problem of row `index`."""
+
+    @abstractmethod
+    def verify(self, prompt: Prompt, text: str) -> bool:
+        """Whether `text` answers `prompt` correctly. Never raises on any text."""
+
+    def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
+        """(characters up to the end of the step, step is valid) of each step, for process rewards."""
+        raise ConfigError(f"{type(self).__name__} does not judge steps")
+
+    def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
+        """One response for the supervised cold start; it may contain mistakes."""
+        raise ConfigError(f"{type(self).__name__} has no demonstrations to start from")
