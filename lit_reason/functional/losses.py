@@ -7,6 +7,8 @@ a constant: no gradient flows into old log-probabilities, advantages, returns or
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -251,9 +253,8 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         tensor([0.0000, 4.3891])
     """
     d = _log_ratio_to_reference(logprobs, ref_logprobs)
-    exact = d.clamp(max=LOG_RATIO_LIMIT)
-    slope = torch.expm1(torch.tensor(LOG_RATIO_LIMIT, dtype=d.dtype, device=d.device))
-    return torch.expm1(exact) - exact + slope * (d - exact)
+    exact, excess = d.clamp(max=LOG_RATIO_LIMIT), (d - LOG_RATIO_LIMIT).clamp(min=0.0)
+    return torch.expm1(exact) - exact + math.expm1(LOG_RATIO_LIMIT) * excess
 
 
 def nll(logprobs: Tensor) -> Tensor:

@@ -103,9 +103,41 @@ def _blocks(shape: torch.Size, chunk: int) -> Iterator[tuple[slice, slice]]:
             yield slice(row, row + rows), slice(step, step + steps)
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    z = upcast(logits)
-    return z if temperature == 1.0 else z / temperature
+# Each block's tensors are locals of one of the next two functions: freed before the next block.
+
+
+def _score_block(
+    logits: Tensor, ids: Tensor, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities, normalisers and entropies of one block."""
+    z = upcast(logits) / temperature
+    normaliser = torch.logsumexp(z, -1)
+    logprobs = z.gather(-1, ids[..., None]).squeeze(-1) - normaliser
+    if entropy == "none":
+        return logprobs, normaliser, None
+    p = z.sub_(normaliser[..., None]).exp_()
+    return logprobs, normaliser, torch.special.entr(p).sum(-1)
+
+
+def _block_gradient(
+    logits: Tensor,
+    ids: Tensor,
+    normaliser: Tensor,
+    temperature: float,
+    grad_logprobs: Tensor,
+    entropies: Tensor | None,
+    grad_entropies: Tensor,
+) -> Tensor:
+    """Gradient of one block's logits; the softmax is computed again."""
+    p = (upcast(logits) / temperature).sub_(normaliser[..., None]).exp_()
+    grad_logprobs = grad_logprobs[..., None]
+    if entropies is None:
+        grad = p.mul_(-grad_logprobs)
+    else:
+        # dH/dz = -p (log p + H); entr(p) = -p log p is also right at p = 0.
+        grad = torch.special.entr(p).mul_(grad_entropies[..., None])
+        grad.sub_(p.mul_(grad_logprobs + (entropies * grad_entropies)[..., None]))
+    return grad.scatter_add_(-1, ids[..., None], grad_logprobs).div_(temperature)
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
@@ -124,12 +156,10 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         logprobs = torch.empty(ids.shape, dtype=dtype, device=ids.device)
         normaliser, entropies = torch.empty_like(logprobs), torch.zeros_like(logprobs)
         for block in _blocks(ids.shape, chunk):
-            z = _scaled(logits[block], temperature)
-            normaliser[block] = torch.logsumexp(z, -1)
-            logprobs[block] = z.gather(-1, ids[block][..., None])[..., 0] - normaliser[block]
-            if entropy != "none":
-                p = (z - normaliser[block][..., None]).exp_()
-                entropies[block] = torch.special.entr(p).sum(-1)
+            out = _score_block(logits[block], ids[block], temperature, entropy)
+            logprobs[block], normaliser[block] = out[:2]
+            if out[2] is not None:
+                entropies[block] = out[2]
         ctx.save_for_backward(logits, ids, normaliser, entropies)
         ctx.temperature, ctx.entropy, ctx.chunk = temperature, entropy, chunk
         if entropy != "grad":
@@ -146,14 +176,15 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         logits, ids, normaliser, entropies = ctx.saved_tensors
         grad = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         for block in _blocks(ids.shape, ctx.chunk):
-            p = (_scaled(logits[block], ctx.temperature) - normaliser[block][..., None]).exp_()
-            slope = grad_logprobs[block][..., None]
-            out = (p * -slope).scatter_add_(-1, ids[block][..., None], slope)
-            if ctx.entropy == "grad":
-                # dH/dz = -p (log p + H); entr(p) = -p log p is also right at p = 0.
-                spread = torch.special.entr(p).sub_(p.mul_(entropies[block][..., None]))
-                out.add_(spread.mul_(grad_entropies[block][..., None]))
-            grad[block] = out.div_(ctx.temperature)
+            grad[block] = _block_gradient(
+                logits[block],
+                ids[block],
+                normaliser[block],
+                ctx.temperature,
+                grad_logprobs[block],
+                entropies[block] if ctx.entropy == "grad" else None,
+                grad_entropies[block],
+            )
         return grad, None, None, None, None
 
 
@@ -199,12 +230,12 @@ def logprobs_and_entropy(
         raise ValueError(f"`temperature` must not be negative, got {temperature}")
     if entropy not in ("none", "detached", "grad"):
         raise ValueError(f"`entropy` must be 'none', 'detached' or 'grad', got {entropy!r}")
-    size = _chunk_size(ids.numel(), logits.shape[-1], chunk)
+    shape, size = ids.shape, _chunk_size(ids.numel(), logits.shape[-1], chunk)
     # Two leading dimensions, without copying: a slice of larger logits stays a view.
-    inputs = (logits, ids) if ids.ndim == 2 else (logits.flatten(0, -2)[None], ids.flatten()[None])
-    logprobs, entropies = _LogprobsAndEntropy.apply(*inputs, temperature or 1.0, entropy, size)
-    shaped = None if entropy == "none" else entropies.reshape(ids.shape)
-    return logprobs.reshape(ids.shape), shaped
+    if ids.ndim != 2:
+        logits, ids = logits.reshape(1, ids.numel(), logits.shape[-1]), ids.reshape(1, -1)
+    logprobs, entropies = _LogprobsAndEntropy.apply(logits, ids, temperature or 1.0, entropy, size)
+    return logprobs.reshape(shape), None if entropy == "none" else entropies.reshape(shape)
 
 
 def hidden_logprobs_and_entropy(
@@ -213,7 +244,7 @@ def hidden_logprobs_and_entropy(
     ids: Tensor,
     temperature: float = 1.0,
     entropy: EntropyMode = "none",
-    chunk: int = 512,
+    chunk: int = 256,
 ) -> tuple[Tensor, Tensor | None]:
     r"""The same from hidden states, never holding the logits of more than one chunk.
 

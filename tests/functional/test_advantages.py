@@ -1,0 +1,252 @@
+"""GAE, length-adaptive lambda, reward placement and the KL reward."""
+
+import math
+import time
+
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import PROPERTY, generators, masks, noise, poison
+
+from lit_reason.functional import (
+    gae,
+    kl_penalised_rewards,
+    length_adaptive_lambda,
+    outcome_to_tokens,
+)
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+R, V = f64([[0.0, 0, 1]]), f64([[0.2, 0.5, 0.6]])
+ALL = torch.ones(1, 3, dtype=torch.bool)
+
+
+def close(got, want, atol=1e-9):
+    torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=0, atol=atol)
+
+
+@PROPERTY
+@given(masks(), generators(), st.floats(0, 1), st.floats(0, 1), st.booleans(), st.booleans())
+def test_gae_equals_the_definition(mask, generator, gamma, lam, per_row, bootstrapped):
+    rewards, values = noise(generator, *mask.shape), noise(generator, *mask.shape)
+    lam = lam * torch.rand(len(mask), generator=generator).double() if per_row else lam
+    after = noise(generator, len(mask)) if bootstrapped else None
+    want = oracles.gae(rewards, values, mask, gamma, lam, after)
+    got = gae(poison(rewards, mask), poison(values, mask), mask, gamma, lam, after)
+    close(got, want)
+    in32 = gae(rewards.float(), values.float(), mask, gamma, lam, after)
+    assert in32.dtype == torch.float32
+    close(in32.double(), want, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam", "want"),
+    [
+        (1.0, 1.0, [0.8, 0.5, 0.4]),
+        (1.0, 0.95, [0.756, 0.48, 0.4]),
+        (1.0, 0.5, [0.45, 0.3, 0.4]),
+        (1.0, 0.0, [0.3, 0.1, 0.4]),
+        (0.9, 0.95, [0.57661, 0.382, 0.4]),
+        (0.9, 1.0, [0.61, 0.4, 0.4]),
+    ],
+)
+def test_gae_golden_values(gamma, lam, want):
+    close(gae(R, V, ALL, gamma, lam)[0], want)
+
+
+def test_returns_golden_values():
+    close((gae(R, V, ALL) + V)[0], [1.0, 1, 1])
+    close((gae(R, V, ALL, lam=0.95) + V)[0], [0.956, 0.98, 1])
+
+
+def test_decoupled_golden_values():
+    advantages, returns = gae(R, V, ALL, lam=0.95), gae(R, V, ALL, lam=1.0) + V
+    close(advantages[0], [0.756, 0.48, 0.4])
+    close(returns[0], [1.0, 1, 1])
+    assert not torch.allclose(returns, advantages + V)
+
+
+def test_kl_reward_golden_values():
+    """beta = .02 and k1 = [.5, -.25, 1] give r = [-.01, .005, .98]."""
+    k1 = f64([[0.5, -0.25, 1.0]])
+    rewards = kl_penalised_rewards(R, k1 - 3.0, torch.full((1, 3), -3.0).double(), ALL, 0.02)
+    close(rewards[0], [-0.01, 0.005, 0.98])
+    close(gae(rewards, V, ALL)[0], [0.775, 0.485, 0.38])
+
+
+def test_bootstrap_golden_values():
+    zero, after = torch.zeros_like(R), f64([0.7])
+    close(gae(zero, V, ALL, bootstrap=after)[0], [0.5, 0.2, 0.1])
+    close(gae(zero, V, ALL, lam=0.95, bootstrap=after)[0], [0.48525, 0.195, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("lam", "want", "targets"),
+    [
+        (1.0, [0.8, 0.6, 0.4], [1, 1, 1]),
+        (0.5, [0.4] * 3, [0.6, 0.8, 1.0]),
+        (0.0, [0.2, 0.2, 0.4], None),
+    ],
+)
+@pytest.mark.parametrize("padding", [9.0, -4.0, float("nan"), float("inf")])
+def test_b11_critic_output_on_padding_does_not_leak(lam, want, targets, padding):
+    mask = torch.tensor([[True, True, True, False, False]])
+    values = f64([[0.2, 0.4, 0.6, padding, padding]])
+    rewards = f64([[0.0, 0, 1, padding, padding]])
+    got = gae(rewards, values, mask, lam=lam)[0]
+    close(got, [*want, 0, 0])
+    if targets:
+        close(got[:3] + values[0, :3], targets)
+
+
+@PROPERTY
+@given(st.integers(1, 7), generators(), st.floats(0, 1))
+def test_lambda_return_identity(steps, generator, lam):
+    """A + V is the lambda-return; its weights sum to one."""
+    rewards, values = noise(generator, 1, steps), noise(generator, 1, steps)
+    got = gae(rewards, values, torch.ones(1, steps, dtype=torch.bool), lam=lam) + values
+    r, v = rewards[0].tolist(), values[0].tolist()
+    close(got[0], [oracles.lambda_return(r, v, lam, t) for t in range(steps)])
+    weights = [(1 - lam) * lam ** (k - 1) for k in range(1, steps)] + [lam ** (steps - 1)]
+    assert math.fsum(weights) == pytest.approx(1)
+
+
+def test_terminal_reward_decays_with_distance():
+    """dA_t / dr_{T-1} = lam^(T-1-t)."""
+    steps, lam = 6, 0.9
+    mask, values = torch.ones(1, steps, dtype=torch.bool), torch.randn(1, steps).double()
+    bump = torch.zeros(1, steps).double()
+    bump[0, -1] = 1.0
+    slope = gae(bump, values, mask, lam=lam) - gae(0 * bump, values, mask, lam=lam)
+    close(slope[0], [lam ** (steps - 1 - t) for t in range(steps)])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+def test_perfect_critic_has_no_advantage(lam):
+    rewards = f64([[0.5, -1.0, 2.0, 0.25]])
+    values = rewards.flip(1).cumsum(1).flip(1)
+    close(gae(rewards, values, torch.ones(1, 4, dtype=torch.bool), lam=lam)[0], [0.0] * 4)
+
+
+def test_constant_shift_of_the_critic():
+    """gamma = lam = 1: A moves by -c, returns stay."""
+    close(gae(R, V + 0.3, ALL), gae(R, V, ALL) - 0.3)
+    close(gae(R, V + 0.3, ALL) + V + 0.3, gae(R, V, ALL) + V)
+
+
+def test_padding_gap_permutation_and_packing():
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 1, 0, 1]], dtype=torch.bool)
+    values = torch.full((3, 5), 999.0).double()
+    values[mask] = V.repeat(3, 1).flatten()
+    rewards = outcome_to_tokens(torch.ones(3).double(), mask)
+    got = gae(rewards, values, mask, lam=0.95)
+    close(got[mask].view(3, 3), [[0.756, 0.48, 0.4]] * 3)
+    assert (got[~mask] == 0).all()
+    order = [2, 0, 1]
+    close(gae(rewards[order], values[order], mask[order], lam=0.95), got[order])
+
+
+def test_equal_lambdas_make_decoupling_vanish_and_tensor_equals_scalar():
+    a, b = gae(R, V, ALL, lam=0.95), gae(R, V, ALL, lam=f64([0.95]))
+    assert torch.equal(a, b)
+
+
+def test_no_gradient_flows():
+    rewards, values = R.clone().requires_grad_(), V.clone().requires_grad_()
+    assert not gae(rewards, values, ALL).requires_grad
+
+
+def test_half_precision_inputs_are_summed_in_float32():
+    steps = 600
+    mask = torch.ones(1, steps, dtype=torch.bool)
+    got = gae(torch.ones(1, steps).bfloat16(), torch.zeros(1, steps).bfloat16(), mask)
+    assert got[0, 0] == steps  # bfloat16 sums stop at 256
+
+
+def test_large_batch_is_fast():
+    shape = (512, 4096)
+    rewards, values = torch.zeros(shape), torch.randn(shape)
+    mask, lam = torch.rand(shape) < 0.9, torch.rand(512)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        gae(rewards, values, mask, lam=lam)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.5  # 0.5 s on an idle machine
+
+
+# ---- length-adaptive lambda ----------------------------------------------------------------------
+
+
+def test_length_adaptive_lambda_golden_values():
+    want = {
+        0: 0, 1: 0, 20: 0, 21: 0.047619, 40: 0.5, 100: 0.8, 200: 0.9, 400: 0.95, 1000: 0.98,
+        2000: 0.99, 4096: 0.9951171875, 8192: 0.99755859375, 16384: 0.998779296875,
+        20480: 0.9990234375,
+    }  # fmt: skip
+    lam = length_adaptive_lambda(torch.tensor(list(want)), 0.05)
+    close(lam, list(want.values()), 2e-7)
+
+
+def test_effective_horizon_is_a_share_of_the_length():
+    for length in (100, 400, 2000):
+        lam = length_adaptive_lambda(f64(float(length)), 0.05).item()
+        total = math.fsum(lam**t for t in range(length))
+        assert total == pytest.approx(0.05 * length * (1 - lam**length), abs=1e-11)
+        assert length != 100 or total == pytest.approx(4.999999999, abs=1e-9)
+    lam = length_adaptive_lambda(f64(1e6), 0.05).item()
+    assert lam ** (1e6 - 1) == pytest.approx(2.06e-9, rel=2e-3)
+    assert pytest.approx(0.00592, abs=5e-6) == 0.95**100
+
+
+@PROPERTY
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=9), st.floats(1e-3, 10), st.floats(0, 0.99)
+)
+def test_length_adaptive_lambda_is_monotone_and_below_one(lengths, alpha, floor):
+    lam = length_adaptive_lambda(torch.tensor(sorted(lengths)), alpha, floor)
+    assert (lam.diff() >= 0).all()
+    assert ((lam >= torch.tensor(floor)) & (lam < 1)).all()
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=9), st.floats(1e-2, 10))
+def test_length_adaptive_lambda_equals_the_formula(lengths, alpha):
+    want = [min(max(1 - 1 / (alpha * n), 0.0), 1 - 1e-15) for n in lengths]
+    close(length_adaptive_lambda(torch.tensor(lengths).double(), alpha), want)
+
+
+# ---- reward placement ----------------------------------------------------------------------------
+
+
+@PROPERTY
+@given(masks(), generators())
+def test_outcome_reward_equals_the_loops(mask, generator):
+    rewards = noise(generator, len(mask))
+    got = outcome_to_tokens(rewards, mask)
+    close(got, oracles.outcome_to_tokens(rewards, mask))
+    close(got.sum(1), torch.where(mask.any(1), rewards, 0.0))
+    assert ((got != 0) & ~mask).sum() == 0
+
+
+def test_b12_outcome_reward_stands_on_the_last_token():
+    """End token inside, no end token at all, end token first."""
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=torch.bool)
+    got = outcome_to_tokens(torch.ones(3), mask)
+    assert got.nonzero().tolist() == [[0, 2], [1, 4], [2, 0]]
+    assert got.sum(1).tolist() == [1, 1, 1]
+
+
+@PROPERTY
+@given(masks(), generators())
+def test_kl_penalised_rewards_equal_the_loops(mask, generator):
+    r, p, q = (noise(generator, *mask.shape) for _ in range(3))
+    got = kl_penalised_rewards(poison(r, mask), poison(p, mask), poison(q, mask), mask, 0.3)
+    rows = zip(*(oracles.rows_of(x, mask) for x in (r, p, q)), strict=True)
+    want = [[a - 0.3 * (b - c) for a, b, c in zip(*row, strict=True)] for row in rows]
+    close(got, oracles.scatter(want, mask))

@@ -1,0 +1,151 @@
+"""Group-relative advantages."""
+
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import PROPERTY, generators, masks, noise, poison
+
+from lit_reason.functional import group_relative, group_relative_process
+
+
+def close(got, want, atol=1e-5):
+    torch.testing.assert_close(
+        got.double(), torch.as_tensor(want, dtype=torch.float64), rtol=0, atol=atol
+    )
+
+
+def one_group(rewards, **options):
+    rewards = torch.as_tensor(rewards)
+    return group_relative(rewards, torch.zeros(len(rewards), dtype=torch.long), **options)
+
+
+@PROPERTY
+@given(st.integers(0, 12), generators(), st.booleans(), st.sampled_from([0, 1]), st.booleans())
+def test_group_relative_equals_the_loops(size, generator, scale, ddof, binary):
+    ids = torch.randint(-2, 3, (size,), generator=generator)
+    rewards = noise(generator, size)
+    rewards = (rewards > 0).double() if binary else rewards
+    options = {"scale_by_std": scale, "ddof": ddof}
+    got = group_relative(rewards, ids, **options)
+    close(got, oracles.group_relative(rewards, ids, **options), 1e-9)
+    for g in ids.unique():
+        assert abs(got[ids == g].sum().item()) < 1e-6
+    order = torch.randperm(size, generator=generator)
+    close(group_relative(rewards[order], ids[order], **options), got[order], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "ddof", "want"),
+    [
+        ([1.0, 1, -1, -1], 0, [1, 1, -1, -1]),
+        ([1.0, 1, -1, -1], 1, [0.866025, 0.866025, -0.866025, -0.866025]),
+        ([1.0, 0, 0, 0], 0, [1.732051, -0.577350, -0.577350, -0.577350]),
+        ([1.0, 0, 0, 0], 1, [1.5, -0.5, -0.5, -0.5]),
+        ([1.0] * 15 + [-1.0], 0, [0.258199] * 15 + [-3.872983]),
+        ([1.0] * 15 + [-1.0], 1, [0.25] * 15 + [-3.75]),
+        ([1, 0.5, -1, -1.5], 0, [1.212678, 0.727607, -0.727607, -1.212678]),
+    ],
+)
+def test_golden_values(rewards, ddof, want):
+    close(one_group(rewards, ddof=ddof), want, 1e-5)
+
+
+@pytest.mark.parametrize("successes", range(1, 8))
+def test_binary_closed_form(successes):
+    p = successes / 8
+    got = one_group([1.0] * successes + [0.0] * (8 - successes), ddof=0)
+    close(got[0], ((1 - p) / p) ** 0.5)
+    close(got[-1], -((p / (1 - p)) ** 0.5))
+
+
+def test_affine_invariance_up_to_eps():
+    rewards = torch.tensor([1.0, 0, 0, 1, 1])
+    close(one_group(2 * rewards - 1), one_group(rewards), 1e-5)
+
+
+def test_dr_grpo_golden_values_and_leave_one_out():
+    rewards = torch.tensor([1.0, 0, 0, 1, 1])
+    got = one_group(rewards, scale_by_std=False)
+    close(got, [0.4, -0.6, -0.6, 0.4, 0.4])
+    others = torch.stack([rewards[torch.arange(5) != i].mean() for i in range(5)])
+    close(got, 4 / 5 * (rewards - others))
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.35, 1 / 3, 0.7, 1000.1])
+@pytest.mark.parametrize("eps", [1e-8, 1e-6, 1e-4])
+@pytest.mark.parametrize("size", [2, 3, 7, 16])
+def test_b01_identical_rewards_give_exactly_zero(value, eps, size):
+    """B01: the rounding residue of the mean must not be divided by the one of the deviation."""
+    for scale in (True, False):
+        assert (one_group(torch.full((size,), value), eps=eps, scale_by_std=scale) == 0).all()
+
+
+def test_b01_rewards_that_differ_by_rounding_only_give_zero():
+    a = torch.tensor(0.1) + torch.tensor(0.2)
+    assert (one_group(torch.stack([a, torch.tensor(0.3), a])) == 0).all()
+
+
+def test_b01_one_deviating_member_keeps_its_signal():
+    got = one_group([0.35] * 7 + [0.0])
+    assert torch.isfinite(got).all()
+    close(got[-1], -2.474874, 3e-5)  # eps against a deviation of 0.124
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("ddof", "want"), [(1, (0.35355, -2.47487)), (0, (0.37796, -2.64575))])
+def test_b02_integer_bool_and_low_precision_rewards(dtype, ddof, want):
+    rewards = torch.tensor([1] * 7 + [0]).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = one_group(rewards, ddof=ddof)
+    assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    close(got, [want[0]] * 7 + [want[1]], 2e-5)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_b03_group_of_one_is_zero(ddof):
+    close(group_relative(torch.tensor([1.0, 5.0]), torch.tensor([0, 1]), ddof=ddof), [0, 0], 0)
+
+
+def test_b04_groups_of_unequal_size():
+    rewards = torch.tensor([1.0, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
+    ids = torch.tensor([0] * 4 + [1] * 3 + [2] * 5)
+    a, b, c = (
+        [0.86603] * 2 + [-0.86603] * 2,
+        [1.15470, -0.57735, -0.57735],
+        [0.44721] * 4 + [-1.78885],
+    )
+    close(group_relative(rewards, ids), a + b + c, 2e-5)
+    order = torch.tensor([11, 0, 4, 7, 1, 5, 8, 2, 6, 9, 3, 10])
+    close(group_relative(rewards[order], ids[order]), torch.tensor(a + b + c)[order], 2e-5)
+
+
+@PROPERTY
+@given(masks(), generators(), st.booleans())
+def test_process_supervision_equals_the_loops(mask, generator, scale):
+    ids = torch.randint(0, 3, (len(mask),), generator=generator)
+    step_mask = torch.rand(mask.shape, generator=generator) < 0.5
+    rewards = noise(generator, *mask.shape)
+    got = group_relative_process(poison(rewards, step_mask), step_mask, mask, ids, scale)
+    want = oracles.group_relative_process(rewards, step_mask, mask, ids, scale_by_std=scale)
+    close(got, want, 1e-9)
+
+
+def test_process_supervision_with_one_final_step_is_outcome_supervision():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    step_mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    rewards = torch.tensor([1.0, 0.0, 0.5])
+    got = group_relative_process(
+        rewards[:, None] * step_mask, step_mask, mask, torch.zeros(3).long()
+    )
+    close(got, one_group(rewards)[:, None] * mask)
+
+
+def test_masked_responses_stay_in_the_statistics():
+    """A filtered (overlong) response has no advantage but keeps its part in mean and deviation."""
+    step_mask = torch.tensor([[False, True], [False, True], [False, True]])
+    mask = torch.tensor([[True, True], [True, True], [False, False]])
+    rewards = torch.tensor([[0.0, 1], [0, 1], [0, -1]])
+    got = group_relative_process(rewards, step_mask, mask, torch.zeros(3).long())
+    close(got, [[0.577350] * 2] * 2 + [[0, 0]])
