@@ -1,0 +1,173 @@
+"""How other trainers compute the same quantities, from their published formulas.
+
+Short restatements, one function for each convention, named after the trainer. They are
+deliberately plain, keep each trainer's own constants, and take a mask of ones and zeros.
+"""
+
+import torch
+
+# ---- GAE ----------------------------------------------------------------------------------------
+
+
+def recursion(rewards, values, gamma, lam, after=0.0):
+    """A_t = delta_t + gamma lam A_{t+1} over every column, `after` = value behind the last one."""
+    advantages, ahead, following = torch.zeros_like(values), 0.0, after
+    for t in range(values.shape[1] - 1, -1, -1):
+        ahead = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * ahead
+        advantages[:, t], following = ahead, values[:, t]
+    return advantages
+
+
+def verl_gae(rewards, values, mask, gamma, lam):
+    """Carry value and trace unchanged over masked columns; NeMo RL's does the same."""
+    ahead, following = torch.zeros(len(mask)).to(values), torch.zeros(len(mask)).to(values)
+    columns = []
+    for t in range(mask.shape[1] - 1, -1, -1):
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        m = mask[:, t]
+        ahead = m * (delta + gamma * lam * ahead) + (1 - m) * ahead
+        following = m * values[:, t] + (1 - m) * following
+        columns.insert(0, ahead)
+    return torch.stack(columns, 1)
+
+
+def zeroed_gae(rewards, values, mask, gamma, lam):
+    """TRL and OpenRLHF: values times mask, then the plain recursion over padding and gaps."""
+    return recursion(rewards, values * mask, gamma, lam) * mask
+
+
+def nemo_lambda(mask, alpha):
+    """1 - 1 / max(alpha * length, 1), length = number of action tokens."""
+    return 1 - 1 / (alpha * mask.sum(1)).clamp(min=1)
+
+
+# ---- whitening ----------------------------------------------------------------------------------
+
+
+def _mean_var(x, mask, ddof):
+    n = mask.sum()
+    mean = (x * mask).sum() / n
+    return mean, (((x - mean) ** 2) * mask).sum() / (n - ddof)
+
+
+def verl_whiten(x, mask):
+    """Unbiased variance, 1e-8 under the root; masked entries are not reset to zero."""
+    mean, var = _mean_var(x, mask, 1)
+    return (x - mean) * torch.rsqrt(var + 1e-8)
+
+
+def trl_whiten(x, mask, shift_mean=True):
+    """As verl's; without shifting, the mean is subtracted and added again after scaling."""
+    out = verl_whiten(x, mask)
+    return out if shift_mean else out + _mean_var(x, mask, 1)[0]
+
+
+def openrlhf_whiten(x, mask):
+    """Population variance, clamped from below at 1e-8."""
+    mean, var = _mean_var(x, mask, 0)
+    return (x - mean) * var.clamp(min=1e-8).rsqrt()
+
+
+# ---- group normalisation, one group -------------------------------------------------------------
+
+
+def verl_group(rewards):
+    """(R - mean) / (std + 1e-6), sample deviation; a single member keeps its raw score."""
+    if len(rewards) == 1:
+        return rewards / (1 + 1e-6)
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+
+
+def trl_group(rewards):
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+
+
+def openrlhf_group(rewards):
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-9)
+
+
+def nemo_baseline(rewards):
+    """Leave-one-out mean as the baseline, before any division."""
+    n = len(rewards)
+    return rewards - (rewards.sum() - rewards) / (n - 1)
+
+
+# ---- policy loss, per token ---------------------------------------------------------------------
+
+
+def verl_policy(logprobs, old, advantages, low, high, dual):
+    """Log-ratio clamped at 20; the larger of two losses; for A < 0 capped at -c A (always on)."""
+    ratio = (logprobs - old).clamp(-20, 20).exp()
+    worse = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+    return torch.where(advantages < 0, torch.min(worse, -advantages * dual), worse)
+
+
+def trl_policy(logprobs, old, advantages, low, high):
+    """No clamp of the log-ratio, no dual clip."""
+    ratio = (logprobs - old).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+# ---- aggregation --------------------------------------------------------------------------------
+
+
+def _row_means(loss, mask):
+    return (loss * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def verl_token_mean(loss, mask):
+    """Sum over the tokens of the mini-batch by their number: also TRL dapo, NeMo and OpenRLHF."""
+    return (loss * mask).sum() / mask.sum()
+
+
+def verl_seq_mean_token_mean(loss, mask):
+    """Mean over all rows, including fully masked ones: also TRL's `grpo`."""
+    return _row_means(loss, mask).mean()
+
+
+def verl_seq_mean_token_sum(loss, mask):
+    return (loss * mask).sum(1).mean()
+
+
+def trl_dr_grpo(loss, mask, max_length):
+    """Sum over all tokens by rows times the generation budget."""
+    return (loss * mask).sum() / (len(mask) * max_length)
+
+
+# ---- KL, value, length --------------------------------------------------------------------------
+
+
+def verl_kl(logprobs, ref, kind):
+    if kind == "k1":
+        return logprobs - ref
+    if kind == "k2":
+        return 0.5 * (logprobs - ref) ** 2
+    d = (ref - logprobs).clamp(-20, 20)
+    return (d.exp() - d - 1).clamp(-10, 10)
+
+
+def trl_k3(logprobs, ref):
+    return (ref - logprobs).exp() - (ref - logprobs) - 1
+
+
+def verl_value(values, returns, old, clip):
+    """Half the larger squared error, clipped at 0.5 by default; TRL and OpenRLHF alike."""
+    near = torch.max(torch.min(values, old + clip), old - clip)
+    return 0.5 * torch.max((values - returns) ** 2, (near - returns) ** 2)
+
+
+def slime_value(values, returns, old, clip):
+    """Without the factor one half."""
+    return 2 * verl_value(values, returns, old, clip)
+
+
+def nemo_explained_variance(values, returns, mask):
+    """From E[R], E[R^2] and E[(R - V)^2]: the mean square of the error, not its variance."""
+    n = mask.sum()
+    mean, square = (returns * mask).sum() / n, (returns**2 * mask).sum() / n
+    return 1 - ((returns - values) ** 2 * mask).sum() / n / (square - mean**2)
+
+
+def verl_overlong(length, limit, cache):
+    """No floor at -1."""
+    return min(-(length - (limit - cache)) / cache, 0.0)
