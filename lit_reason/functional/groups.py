@@ -68,7 +68,7 @@ def group_relative(
     x, groups = rewards.to(wide(rewards)), len(unique)
     size = _group_sum(torch.ones_like(x), index, groups)
     centred = x - (_group_sum(x, index, groups) / size)[index]
-    flat = _is_degenerate(x, index, groups, tolerance) | (size < 2)
+    flat = _is_degenerate(x, index, groups, tolerance)
     if scale_by_std:
         squares = _group_sum(centred.square(), index, groups)
         centred = centred / ((squares / (size - ddof).clamp(min=1)).sqrt() + eps)[index]

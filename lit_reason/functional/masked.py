@@ -156,7 +156,7 @@ def masked_whiten(
     count, mean, squares = _moments(x, mask, reduce)
     variance = squares / (count - ddof).clamp(min=1)
     scale = torch.rsqrt(variance + eps)
-    scale = scale.masked_fill((count < 2) | _is_constant(variance, mean, x.dtype), 0.0)
+    scale = scale.masked_fill(_is_constant(variance, mean, x.dtype), 0.0)
     kept = zero_outside(x, mask)
     centred = kept - mean.to(kept.dtype) if shift_mean else kept
     return zero_outside(centred * scale.to(kept.dtype), mask)
