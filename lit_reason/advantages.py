@@ -46,9 +46,7 @@ class AdvantageEstimator(ABC):
     reduce: Reduce | None = None
 
     @abstractmethod
-    def __call__(
-        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
-    ) -> Advantages:
+    def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """Estimates the advantage of every sampled token.
 
         Args:
@@ -109,9 +107,7 @@ class GAE(AdvantageEstimator):
         self.gamma, self.lam_policy, self.lam_critic = gamma, lam_policy, lam_critic
         self.alpha, self.lambda_min, self.whiten = alpha, lambda_min, whiten
 
-    def __call__(
-        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
-    ) -> Advantages:
+    def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
         assert values is not None
         mask = rollout.response_mask
@@ -144,9 +140,7 @@ class GroupRelative(AdvantageEstimator):
     def __init__(self, scale_by_std: bool = True) -> None:
         self.scale_by_std = scale_by_std
 
-    def __call__(
-        self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None
-    ) -> Advantages:
+    def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
         mask, ids = rollout.response_mask, rollout.group_ids
         if bool(rollout.step_mask.any()):
@@ -157,4 +151,3 @@ class GroupRelative(AdvantageEstimator):
             advantages = torch.where(mask, scores[:, None], torch.zeros_like(rewards))
         zero = (advantages == 0).all(dim=1).float()
         return Advantages(advantages, None, {"advantage/zero_fraction": zero})
-

@@ -5,25 +5,28 @@ Classes are imported here so that a configuration can name them without their mo
 
 from __future__ import annotations
 
-import difflib
-import re
+import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, ClassVar, NoReturn, Optional
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 
 from lit_reason import __version__
 from lit_reason import aggregation, filters, objectives, rewards, tasks  # noqa: F401
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
+from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError
+from lit_reason.explain import explain, nested_reason
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
 
@@ -33,22 +36,14 @@ PRECISIONS = ("32-true", "32", "bf16-mixed")
 class ReasonParser(LightningArgumentParser):
     """A parser whose errors are one line that names the key, its value and a valid choice."""
 
+    arguments: ClassVar[list[str]] = []  # of this process, for messages
+    keys: ClassVar[dict[str, Any]] = {}  # of the subcommand, with their types
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message without the usage text, and exits with 2."""
         del ex
-        lines = [line.strip(" -") for line in message.strip().splitlines() if line.strip()]
-        text = "; ".join(lines)
-        sys.stderr.write(f"error: {text}{self._suggestion(text)}\n")
+        sys.stderr.write(f"error: {explain(message, self.arguments, self.keys)}\n")
         self.exit(2)
-
-    def _suggestion(self, text: str) -> str:
-        unknown = re.search(r"(?:Unrecognized arguments: --|[Kk]ey[s]? ['\"])([\w.]+)", text)
-        if unknown is None:
-            return ""
-        wanted = unknown.group(1)
-        keys = [a.dest for a in self._actions if a.dest not in ("help", "config")]
-        close = difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6)
-        return f"; did you mean {close[0]}?" if close and close[0] != wanted else ""
 
 
 class RecordConfig(SaveConfigCallback):
@@ -57,10 +52,16 @@ class RecordConfig(SaveConfigCallback):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, save_to_log_dir=False, **kwargs)
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet: a run that is refused in set-up must not leave a file behind."""
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the configuration of a run that starts."""
+        self.save_config(trainer, pl_module, "fit")
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Called on rank 0 before anything else happens."""
-        if stage != "fit":
-            return
+        """Writes the file and tells the loggers."""
         text = self.parser.dump(self.config, skip_none=False)
         path = Path(trainer.default_root_dir, "config.yaml")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +89,17 @@ class ReasonCLI(LightningCLI):
             help="Folder of the run; null takes the first free of runs/000, runs/001, ... "
             "A folder that holds a run is only continued, with --ckpt_path.",
         )
+        ReasonParser.keys = {
+            a.dest: getattr(a, "_typehint", None)
+            for a in parser._actions
+            if not a.dest.endswith("help")
+        }
 
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
         check_trainer(config.trainer)
+        check_checkpoint(config.get("ckpt_path"))
         config.run_dir = choose_run_dir(config.run_dir, self.subcommand, config.get("ckpt_path"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -108,7 +115,19 @@ class ReasonCLI(LightningCLI):
             "callbacks": [*given, *self._standard_callbacks(config, given)],
             "logger": self._loggers(config.get("logger"), run_dir),
         }
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            raise ConfigError(f"trainer: {error}") from error
+
+    def after_fit(self) -> None:
+        """Evaluates the final weights if the last epoch did not, and prints the summary."""
+        summary = next((c for c in self.trainer.callbacks if isinstance(c, RunSummary)), None)
+        if summary is None or self.trainer.fast_dev_run or isinstance(self.model, ColdStart):
+            return
+        if self.trainer.enable_validation and summary.validated != self.model.policy_version:
+            self.trainer.validate(self.model, self.datamodule, verbose=False)
+        summary.show(self.trainer)
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:  # noqa: ANN401
         added: list[Callback] = [RunSummary()]
@@ -165,6 +184,16 @@ def check_trainer(trainer: Any) -> None:  # noqa: ANN401
         )
 
 
+def check_checkpoint(path: str | None) -> None:
+    """Refuses a checkpoint that does not exist.
+
+    Raises:
+        ConfigError: The path names no file or folder.
+    """
+    if path and path not in ("best", "last", "hpc") and not Path(path).exists():
+        raise ConfigError(f"ckpt_path={path}: no such file; checkpoints are in RUN_DIR/checkpoints")
+
+
 def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:
     """The folder of the run.
 
@@ -197,8 +226,6 @@ def build(args: list[str]) -> LightningCLI:
         "parser_kwargs": {"prog": "lit_reason", "version": __version__},
     }
     if args[0] == "cold_start":
-        from lit_reason.cold_start import ColdStart, Demonstrations
-
         common["args"] = ["fit", *args[1:]]
         return ReasonCLI(ColdStart, Demonstrations, seed_everything_default=0, **common)
     return ReasonCLI(
@@ -213,20 +240,32 @@ def build(args: list[str]) -> LightningCLI:
 def run(args: list[str]) -> LightningCLI:
     """`build`, with the user's mistakes reported in one line and exit status 2."""
     quiet_lightning()
+    ReasonParser.arguments = args
     try:
         return build(args)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+    except ValueError as error:
+        reason = str(error) if isinstance(error, ConfigError) else nested_reason(str(error))
+        if reason is None:
+            raise
+        sys.stderr.write(f"error: {reason}\n")
         raise SystemExit(2) from None
 
 
 def quiet_lightning() -> None:
     """Silences warnings of Lightning and its libraries about what is meant to be so."""
     for message in (
-        r".*modules in eval mode.*",  # the reference
+        r".*in eval mode at the start of training.*",  # the reference
         r".*does not have many workers.*",  # the loader generates; it cannot have workers
         r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning, with torch 2.13
         r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
         r".*LightningCLI's args parameter is intended.*",
+        r".*Couldn't infer the batch indices.*",  # predictions carry their own
+        r"[\s\S]*was deprecated in v4",  # jsonargparse calls inside Lightning
+        r"[\s\S]*only one JsonargparseDeprecationWarning",
     ):
         warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    return "litlogger" not in record.getMessage()

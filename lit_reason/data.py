@@ -178,7 +178,9 @@ class RolloutDataModule(LightningDataModule):
         while True:
             seed = self._sampling_seed(version, rounds)
             enter_stage(self.trainer, "rollout")
-            groups = self._groups(self._next_prompts(), self.task, self.group_size, self.sampling, seed)
+            groups = self._groups(
+                self._next_prompts(), self.task, self.group_size, self.sampling, seed
+            )
             self._sort(groups, kept, dropped)
             rounds += 1
             enough = len(kept) >= self.groups_per_rollout
@@ -252,7 +254,9 @@ class RolloutDataModule(LightningDataModule):
         chosen = []
         for _ in range(self.groups_per_round):
             turn, place = divmod(self.cursor, share)
-            chosen.append(self.prompts[_order(self.seed, turn, len(self.prompts))[rank::world][place]])
+            chosen.append(
+                self.prompts[_order(self.seed, turn, len(self.prompts))[rank::world][place]]
+            )
             self.cursor += 1
         return chosen
 

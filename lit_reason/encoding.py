@@ -11,7 +11,11 @@ from lit_reason.tasks import Task
 
 
 def encode_prompts(
-    task: Task, tokenizer: Any, max_length: int | None, budget: int | None, key: str  # noqa: ANN401
+    task: Task,
+    tokenizer: Any,
+    max_length: int | None,
+    budget: int | None,
+    key: str,  # noqa: ANN401
 ) -> list[tuple[Prompt, list[int]]]:
     """Encodes every prompt of a task.
 

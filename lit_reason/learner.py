@@ -25,6 +25,8 @@ class Update:
         micro_batch_size: Responses per forward and backward pass; only memory depends on it.
         max_grad_norm: Largest gradient norm of each network; null does not clip.
         critic_epochs: Passes of the critic; null takes `epochs`.
+        critic_minibatch_size: Responses per optimizer step of the critic; null takes
+            `minibatch_size`.
     """
 
     epochs: int = 1
@@ -32,16 +34,22 @@ class Update:
     micro_batch_size: int = 8
     max_grad_norm: float | None = 1.0
     critic_epochs: int | None = None
+    critic_minibatch_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatch_size", "micro_batch_size", "critic_epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+        for name, value in vars(self).items():
+            if name != "max_grad_norm" and value is not None and value < 1:
                 raise ConfigError(f"model.update.{name}={value}: must be at least 1")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(
                 f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"
             )
+
+    def schedule(self, network: str) -> tuple[int, int]:
+        """(epochs, responses per optimizer step) of "actor" or "critic"."""
+        if network == "actor":
+            return self.epochs, self.minibatch_size
+        return self.critic_epochs or self.epochs, self.critic_minibatch_size or self.minibatch_size
 
     def check(self, rollout_size: int) -> None:
         """Refuses sizes that do not divide.
@@ -49,20 +57,24 @@ class Update:
         Args:
             rollout_size: Responses in a rollout, `groups_per_rollout * group_size`.
         """
-        if rollout_size % self.minibatch_size:
-            raise ConfigError(
-                f"model.update.minibatch_size={self.minibatch_size} does not divide "
-                f"data.groups_per_rollout * data.group_size = {rollout_size}; choose one of "
-                f"{_divisors(rollout_size)}"
-            )
-        if self.minibatch_size % self.micro_batch_size:
-            raise ConfigError(
-                f"model.update.micro_batch_size={self.micro_batch_size} does not divide "
-                f"model.update.minibatch_size={self.minibatch_size}; choose one of "
-                f"{_divisors(self.minibatch_size)}"
-            )
+        for name in ("minibatch_size", "critic_minibatch_size"):
+            size = getattr(self, name)
+            if size is None:
+                continue
+            if rollout_size % size:
+                raise ConfigError(
+                    f"model.update.{name}={size} does not divide data.groups_per_rollout * "
+                    f"data.group_size = {rollout_size}; choose one of {_divisors(rollout_size)}"
+                )
+            if size % self.micro_batch_size:
+                raise ConfigError(
+                    f"model.update.micro_batch_size={self.micro_batch_size} does not divide "
+                    f"model.update.{name}={size}; choose one of {_divisors(size)}"
+                )
 
-    def partition(self, lengths: Tensor, generator: torch.Generator) -> list[list[Tensor]]:
+    def partition(
+        self, lengths: Tensor, size: int, generator: torch.Generator
+    ) -> list[list[Tensor]]:
         """Splits the rows of a rollout at random into mini-batches of micro-batches.
 
         Rows are shuffled over mini-batches; inside one they are ordered by length, so that a
@@ -70,13 +82,14 @@ class Update:
 
         Args:
             lengths: (B,) response lengths.
+            size: Responses in a mini-batch.
             generator: Source of the permutation.
         """
         rows = torch.randperm(len(lengths), generator=generator)
         lengths = lengths.cpu()
         return [
             list(part[lengths[part].argsort(stable=True)].split(self.micro_batch_size))
-            for part in rows.split(self.minibatch_size)
+            for part in rows.split(size)
         ]
 
 

@@ -193,7 +193,7 @@ class ReasonModule(LightningModule):
                 "the loader ran ahead of the update"
             )
         generator = torch.Generator().manual_seed(self.policy_version)
-        first = self.update.partition(rollout.lengths, generator)
+        first = self.update.partition(rollout.lengths, self.update.minibatch_size, generator)
         enter_stage(self.trainer, "scoring")
         experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
         enter_stage(self.trainer, "update")
@@ -259,31 +259,28 @@ class ReasonModule(LightningModule):
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
     ) -> list[dict[str, Tensor]]:
+        """All optimizer steps; the networks are separate, so one after the other is all the same."""
         learners = self.learners()
         if self.phase == "value_warmup":
             learners = {"critic": learners["critic"]}
-        epochs = {"actor": self.update.epochs}
-        epochs["critic"] = self.update.critic_epochs or self.update.epochs
         optimizers = dict(zip(self.trained, self._as_list(self.optimizers()), strict=True))
+        lengths = experience.rollout.lengths
         stats = []
-        for epoch in range(max(epochs[name] for name in learners)):
-            lengths = experience.rollout.lengths
-            plan = first if epoch == 0 else self.update.partition(lengths, generator)
-            for minibatch in plan:
-                for name, learner in learners.items():
-                    if epoch < epochs[name]:
-                        step = learner.update(
-                            experience, minibatch, optimizers[name], self._backward
-                        )
-                        stats.append(step)
+        for name, learner in learners.items():
+            epochs, size = self.update.schedule(name)
+            for epoch in range(epochs):
+                reuse = name == "actor" and epoch == 0
+                plan = first if reuse else self.update.partition(lengths, size, generator)
+                stats += [
+                    learner.update(experience, minibatch, optimizers[name], self._backward)
+                    for minibatch in plan
+                ]
         return stats
 
     def learners(self) -> dict[str, Learner]:
         """The trained networks with their loss terms, in update order."""
         actor_terms = {"policy": self.policy, **self.terms}
-        entropy: Entropy = (
-            "grad" if any(t.needs_entropy for t in self.terms.values()) else "none"
-        )
+        entropy: Entropy = "grad" if any(t.needs_entropy for t in self.terms.values()) else "none"
         built: dict[str, Learner] = {}
         if self.value is not None:
             terms, forward = {"value": self.value}, lambda net, e: state_values(net, e.rollout)

@@ -83,22 +83,26 @@ class SoftOverlong(Reward):
     """DAPO's soft overlong punishment (Eq. 13): 0, then a ramp of `cache` tokens down to -1.
 
     Args:
-        cache: L_cache, width of the ramp in tokens.
+        cache: L_cache, width of the ramp: a number of tokens, or below 1 a share of L_max (0.2 in
+            DAPO: 4,096 of 20,480 tokens).
         max_length: L_max, where the ramp ends; null takes `data.sampling.max_new_tokens`.
         weight: Multiplies the term.
     """
 
-    def __init__(self, cache: int, max_length: int | None = None, weight: float = 1.0) -> None:
+    def __init__(
+        self, cache: float = 0.2, max_length: int | None = None, weight: float = 1.0
+    ) -> None:
         super().__init__(weight)
         self.cache, self.max_length = cache, max_length
 
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:
         """Takes the token budget as L_max if none was given, and checks the ramp."""
         self.max_length = self.max_length or max_new_tokens
-        if not 0 < self.cache <= self.max_length:
+        self.ramp = round(self.cache * self.max_length) if self.cache < 1 else int(self.cache)
+        if not 0 < self.ramp <= self.max_length:
             raise ConfigError(
-                f"SoftOverlong.cache={self.cache}: must be at least 1 and at most max_length="
-                f"{self.max_length} (data.sampling.max_new_tokens)"
+                f"SoftOverlong.cache={self.cache}: must be a share of L_max between 0 and 1, or a "
+                f"number of tokens up to max_length={self.max_length} (data.sampling.max_new_tokens)"
             )
 
     def __call__(
@@ -107,7 +111,7 @@ class SoftOverlong(Reward):
         """See `Reward.__call__`."""
         lengths = torch.tensor([r.length for r in responses])
         assert self.max_length is not None
-        return soft_overlong(lengths, self.max_length, self.cache).tolist()
+        return soft_overlong(lengths, self.max_length, self.ramp).tolist()
 
 
 class KimiLength(Reward):
@@ -168,7 +172,9 @@ class LanguageConsistency(Reward):
 
     def __init__(
         self,
-        script: Literal["LATIN", "CJK", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "HANGUL"] = "LATIN",
+        script: Literal[
+            "LATIN", "CJK", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "HANGUL"
+        ] = "LATIN",
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)

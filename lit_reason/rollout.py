@@ -104,7 +104,10 @@ class HFEngine(RolloutEngine):
         return [responses[i : i + samples] for i in range(0, len(responses), samples)]
 
     def _generate(
-        self, actor: Any, rows: list[list[int]], sampling: Sampling  # noqa: ANN401
+        self,
+        actor: Any,
+        rows: list[list[int]],
+        sampling: Sampling,  # noqa: ANN401
     ) -> list[Response]:
         backbone = self.module.backbone
         tokenizer, eos_ids = backbone.tokenizer, backbone.eos_ids

@@ -54,7 +54,9 @@ class SampleTable(Callback):
 
 
 def describe_rows(
-    batch: RolloutBatch, tokenizer: Any, rows: int | None = None  # noqa: ANN401
+    batch: RolloutBatch,
+    tokenizer: Any,
+    rows: int | None = None,  # noqa: ANN401
 ) -> list[dict[str, Any]]:
     """Rows of a rollout as plain values, `rows` of them spread evenly, or all."""
     step = max(len(batch) // rows, 1) if rows else 1

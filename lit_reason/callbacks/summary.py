@@ -8,14 +8,21 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from rich.table import Table
 
 
 class RunSummary(Callback):
-    """Prints accuracy on held-out problems before and after, and where the files are."""
+    """Keeps accuracy on held-out problems before and after, and prints it with the run's files.
+
+    The command line calls `show` when `fit` has ended.
+    """
 
     def __init__(self) -> None:
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
+        self.validated = -1
+        self.started = time.perf_counter()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
@@ -25,17 +32,14 @@ class RunSummary(Callback):
         """Keeps the first and the last validation; the first is the sanity check's."""
         module: Any = pl_module
         self.after = dict(module.last_evaluation)
+        self.validated = module.policy_version
         self.before = self.before or self.after
 
     @rank_zero_only
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def show(self, trainer: Trainer) -> None:
         """Prints the table."""
-        from rich.console import Console
-        from rich.table import Table
-
         minutes = (time.perf_counter() - self.started) / 60
-        rollouts = pl_module.policy_version
-        table = Table(title=f"{rollouts} rollouts in {minutes:.1f} min")
+        table = Table(title=f"{self.validated} rollouts in {minutes:.1f} min")
         for column in ("held-out problems", "before", "after"):
             table.add_column(column, justify="left" if column.startswith("held") else "right")
         for name, value in self.after.items():

@@ -30,13 +30,14 @@ class MathProblems(Task):
         path: A `.json`, `.jsonl` or `.parquet` file, a folder written by `save_to_disk`, or an id
             on the Hugging Face hub.
         split: Split to read where the source has several.
+        config: Configuration of a hub data set that has several.
         question: Column of the problem; dots reach into nested columns. A list of chat messages
             counts as its last message.
         answer: Column of the gold answer. A worked solution counts as the number behind its `####`.
         answer_format: Where a response states its answer: in its last `\\boxed{}`, on its last
             `Answer:` line, or behind its last `####`. The prompt asks for the same.
-        template: The prompt, with `{question}` and `{request}` (the sentence that asks for the
-            answer format) in it.
+        template: The prompt, with `{question}` and, unless the problems already ask for their
+            answer format, `{request}` in it.
         chat: Render the prompt with the tokenizer's chat template.
         limit: Use only the first problems.
     """
@@ -45,6 +46,7 @@ class MathProblems(Task):
         self,
         path: str,
         split: str = "train",
+        config: str | None = None,
         question: str = "problem",
         answer: str = "answer",
         answer_format: AnswerFormat = "boxed",
@@ -52,12 +54,11 @@ class MathProblems(Task):
         chat: bool = False,
         limit: int | None = None,
     ) -> None:
-        for field in ("{question}", "{request}"):
-            if field not in template:
-                raise ConfigError(f"task.template={template!r}: must contain {field}")
+        if "{question}" not in template:
+            raise ConfigError(f"task.template={template!r}: must contain {{question}}")
         self.format: AnswerFormat = answer_format
         self.template, self.chat = template, chat
-        rows = _load(path, split)
+        rows = _load(path, split, config)
         self.problems = _unique(
             (_text(_column(row, question, path)), _gold(_column(row, answer, path))) for row in rows
         )[:limit]
@@ -137,7 +138,7 @@ def _last_box(text: str) -> str | None:
     return None
 
 
-def _load(path: str, split: str) -> Any:  # noqa: ANN401
+def _load(path: str, split: str, config: str | None) -> Any:  # noqa: ANN401
     import datasets
 
     file = Path(path).expanduser()
@@ -150,7 +151,7 @@ def _load(path: str, split: str) -> Any:  # noqa: ANN401
         elif file.suffix in (".json", ".jsonl", ".parquet", ".csv"):
             raise ConfigError(f"task.path={path}: no such file")
         else:
-            loaded = datasets.load_dataset(path)
+            loaded = datasets.load_dataset(path, config)
     except ConfigError:
         raise
     except Exception as error:

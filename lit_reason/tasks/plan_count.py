@@ -31,6 +31,7 @@ class PlanCount(Task):
         n_max: Largest number of steps; the length of a response grows with it.
         wrong_plan: Share of demonstrations with the wrong plan.
         slip: Probability of a mistake in each step of a demonstration.
+        limit: Use only so many problems, spread evenly; null uses all.
 
     Example:
         >>> task = PlanCount()
@@ -50,6 +51,7 @@ class PlanCount(Task):
         n_max: int = 20,
         wrong_plan: float = 0.6,
         slip: float = 0.003,
+        limit: int | None = None,
     ) -> None:
         if not 1 <= n_min <= n_max <= 90:
             raise ConfigError(
@@ -60,7 +62,7 @@ class PlanCount(Task):
             if not 0 <= value <= 1:
                 raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
         self.wrong_plan, self.slip = wrong_plan, slip
-        self.problems = [
+        problems = [
             (op, a, b, n)
             for op in ("max", "min")
             for a in range(10)
@@ -68,6 +70,8 @@ class PlanCount(Task):
             for n in range(n_min, n_max + 1)
             if a != b and _is_held_out(_text(op, a, b, n)) == (split == "held_out")
         ]
+        count = len(problems) if limit is None else min(max(limit, 1), len(problems))
+        self.problems = [problems[i * len(problems) // count] for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -101,7 +105,9 @@ class PlanCount(Task):
             parts.append(f"{total}+{n}")
             total, n = total + 1, n - 1
             if rng.random() < self.slip:
-                total, n = rng.choice([(total + 1, n), (max(total - 1, 0), n), (total, max(n - 1, 0))])
+                total, n = rng.choice(
+                    [(total + 1, n), (max(total - 1, 0), n), (total, max(n - 1, 0))]
+                )
         return "=".join([*parts, str(total)])
 
 

@@ -1,0 +1,109 @@
+"""Shared helpers: the command line in this process, and small real rollouts."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from lit_reason.__main__ import main
+from lit_reason.backbones import Bundled
+from lit_reason.batch import Group, Response, RolloutBatch
+from lit_reason.encoding import encode_prompt
+from lit_reason.module import ReasonModule
+from lit_reason.tasks import PlanCount
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+
+# a run of two small rollouts: what most tests of the command line need
+SMALL = [
+    "--data.groups_per_rollout=4",
+    "--data.group_size=4",
+    "--data.rollouts_per_epoch=2",
+    "--data.task.n_max=4",
+    "--data.val_task.n_max=3",
+    "--data.val_task.limit=6",
+    "--data.val_samples=2",
+    "--data.sampling.max_new_tokens=32",
+    "--model.update.minibatch_size=8",
+    "--model.update.micro_batch_size=4",
+    "--trainer.max_epochs=1",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch, tmp_path):
+    """Runs land in a folder of the test; no logger asks for an account."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)
+
+
+def config(name):
+    return f"--config={CONFIGS / name}"
+
+
+def tiny(name):
+    """The arguments that lay one algorithm over the built-in model."""
+    return [config(f"{name}.yaml"), config("scale/tiny.yaml")]
+
+
+def fit(*args, run_dir="run"):
+    """Runs `fit` in this process and returns its folder."""
+    main(["fit", *args, f"--run_dir={run_dir}"])
+    return Path(run_dir)
+
+
+def fails(capsys, *args):
+    """The one line that a command prints when it refuses its arguments."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(args))
+    assert stop.value.code == 2
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="session")
+def backbone():
+    return Bundled()
+
+
+def demonstrations(backbone, groups=4, size=4, seed=0, n_max=5, **extra):
+    """A rollout of demonstrated responses: real tokens, uneven lengths, right and wrong ones."""
+    task, rng = PlanCount(n_max=n_max, slip=0.05), random.Random(seed)
+    built = []
+    for _ in range(groups):
+        prompt = task[rng.randrange(len(task))]
+        texts = [task.demonstration(prompt, rng) for _ in range(size)]
+        eos = backbone.tokenizer.eos_token_id
+        responses = [
+            Response((*backbone.tokenizer(t)["input_ids"], eos), t, truncated=False) for t in texts
+        ]
+        correct = [task.verify(prompt, t) for t in texts]
+        rewards = [1.0 if c else -1.0 for c in correct]
+        ids = encode_prompt(prompt, backbone.tokenizer)
+        built.append(Group(prompt, ids, responses, correct, rewards))
+    return RolloutBatch.from_groups(built, backbone.tokenizer.pad_token_id, **extra)
+
+
+def ready(module: ReasonModule) -> ReasonModule:
+    """A module with its networks built and a trainer attached, outside of `fit`."""
+    module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    module.configure_model()
+    return module

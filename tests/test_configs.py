@@ -1,0 +1,143 @@
+"""Every configuration in `configs/` runs through the command line at the smallest size."""
+
+import csv
+import json
+
+import pytest
+import torch
+import yaml
+
+from lit_reason.__main__ import main
+from tests.conftest import CONFIGS, SMALL, config, fit, tiny
+
+ALGORITHMS = ["ppo", "grpo", "dapo", "vc_ppo", "vapo"]
+WARMED = ("vc_ppo", "vapo")
+
+
+def arguments(name):
+    warmup = ["--callbacks.value_warmup.rollouts=1"] if name in WARMED else []
+    return [*tiny(name), *SMALL, *warmup]
+
+
+def metrics(run_dir):
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: float(v) for k, v in row.items() if v} for row in rows]
+
+
+def train_rows(run_dir):
+    return [row for row in metrics(run_dir) if "reward" in row]
+
+
+def test_the_folder_holds_exactly_the_configurations_tested_here():
+    found = {str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob("*.yaml")}
+    expected = {f"{a}.yaml" for a in ALGORITHMS}
+    assert found == expected | {"scale/tiny.yaml", "quickstart.yaml", "cold_start.yaml"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_fit_then_validate_test_and_predict(name, capsys):
+    run_dir = fit(*arguments(name))
+    rows = train_rows(run_dir)
+    assert [row["rollout"] for row in rows] == [1, 2]
+    assert "val/accuracy" in capsys.readouterr().out
+    checkpoint = run_dir / "checkpoints" / "last.ckpt"
+    torch.load(checkpoint, weights_only=True)
+    saved = [f"--config={run_dir / 'config.yaml'}", f"--ckpt_path={checkpoint}"]
+    before = (run_dir / "metrics.csv").read_text()
+    for subcommand in ("validate", "test"):
+        main([subcommand, *saved])
+        assert "accuracy" in capsys.readouterr().out
+    main(["predict", *saved])
+    lines = (run_dir / "predictions.jsonl").read_text().splitlines()
+    assert len(lines) == 6 * 2
+    assert set(json.loads(lines[0])) >= {"prompt", "response", "reward", "correct"}
+    assert (run_dir / "metrics.csv").read_text() == before
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_parts_of_each_algorithm_report_that_they_acted(name):
+    rows = train_rows(fit(*arguments(name), "--model.actor_optimizer.lr=3e-3"))
+    keys = set().union(*rows)
+    critic = name in ("ppo", "vc_ppo", "vapo")
+    assert ("value/explained_variance" in keys) == ("loss/value" in keys) == critic
+    assert ("gae/lambda_mean" in keys) == critic
+    assert ("groups/kept" in keys) == ("groups/dropped" in keys) == (name == "dapo")
+    assert ("reward/soft_overlong" in keys) == (name == "dapo")
+    assert ("loss/kl" in keys) == (name == "grpo")
+    assert ("positive_lm/tokens" in keys) == (name == "vapo")
+    assert [row["joint_phase"] for row in rows] == [float(name not in WARMED), 1.0]
+    joint = rows[-1]
+    assert {"policy/clip_fraction_low", "policy/clip_fraction_high", "entropy"} <= set(joint)
+    if name == "vapo":
+        assert joint["gae/lambda_min"] < joint["gae/lambda_max"]
+
+
+def test_later_config_files_win_and_keep_their_siblings(tmp_path):
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("model: {advantage: {init_args: {alpha: 0.7}}}\n")
+    run_dir = fit(*arguments("vapo"), f"--config={overlay}")
+    saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    advantage = saved["model"]["advantage"]
+    assert advantage["class_path"] == "lit_reason.advantages.GAE"
+    assert advantage["init_args"]["alpha"] == 0.7
+    assert advantage["init_args"]["lam_policy"] == 0.95
+    assert not [key for key in saved["model"] if "." in key]
+
+
+def test_the_command_line_wins_over_files_before_it_and_loses_to_files_after_it():
+    late = [*SMALL, "--data.max_rounds=3"]
+    first = fit("--data.max_rounds=7", *tiny("grpo"), *SMALL, run_dir="a")
+    last = fit(*tiny("grpo"), *late, run_dir="b")
+    for run_dir, rounds in ((first, 7), (last, 3)):
+        saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+        assert saved["data"]["max_rounds"] == rounds
+    third = fit(*tiny("grpo"), *late, f"--config={first / 'config.yaml'}", "--run_dir=c")
+    saved = yaml.safe_load((third / "config.yaml").read_text())
+    assert saved["data"]["max_rounds"] == 7
+
+
+def test_numbers_without_a_dot_in_the_mantissa_are_numbers(tmp_path):
+    overlay = tmp_path / "lr.yaml"
+    overlay.write_text(
+        "model: {actor_optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 1e-6}}}\n"
+    )
+    run_dir = fit(*arguments("grpo"), f"--config={overlay}", "--model.policy.clip_low=5e-1")
+    saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert saved["model"]["actor_optimizer"]["init_args"]["lr"] == 1e-6
+    assert saved["model"]["policy"]["init_args"]["clip_low"] == 0.5
+
+
+def test_the_saved_configuration_repeats_the_run(tmp_path):
+    first = fit(*arguments("vapo"))
+    main(["fit", f"--config={first / 'config.yaml'}", "--run_dir=again"])
+    unlike = {"time/rollout", "tokens_per_second"}
+    for a, b in zip(metrics(first), metrics(tmp_path / "again"), strict=True):
+        assert {k: v for k, v in a.items() if k not in unlike} == {
+            k: v for k, v in b.items() if k not in unlike
+        }
+
+
+def test_a_callback_is_dropped_or_swept_by_one_flag():
+    run_dir = fit(*arguments("vapo"), "--callbacks.value_warmup=null", "--callbacks.entropy=null")
+    rows = train_rows(run_dir)
+    assert [row["joint_phase"] for row in rows] == [1.0, 1.0]
+    assert "entropy" not in rows[0]
+
+
+def test_a_callback_is_added_by_one_flag_and_the_others_stay():
+    # seven tokens cut most responses
+    args = ["--callbacks.overlong=OverlongFilter", "--data.sampling.max_new_tokens=7"]
+    rows = train_rows(fit(*arguments("vapo"), *args))
+    assert all(row["overlong/masked"] == row["truncated"] > 0 for row in rows)
+    assert "entropy" in rows[0]
+    assert rows[0]["joint_phase"] == 0.0
+
+
+def test_the_cold_start_runs_through_the_same_entry_point(tmp_path):
+    small = ["--trainer.max_epochs=1", "--data.batches_per_epoch=2", "--data.batch_size=4"]
+    main(["cold_start", config("cold_start.yaml"), *small, "--run_dir=cold"])
+    policy = tmp_path / "cold" / "policy"
+    assert {p.name for p in policy.iterdir()} >= {"model.safetensors", "tokenizer.json"}
+    backbone = f"--model.backbone={{class_path: Pretrained, init_args: {{path: {policy}}}}}"
+    assert train_rows(fit(*arguments("grpo"), backbone))
