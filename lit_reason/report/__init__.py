@@ -1,11 +1,6 @@
-"""What comes after a run: reading its files, pictures and pages of it, and running ablations.
+"""What comes around a run: pictures and pages of its files, and ablations of many runs.
 
-Nothing here imports the training code; it reads `metrics.csv` and `samples.jsonl` and starts
-training as a subprocess.
+Nothing here imports the training code: `history` reads the files of a run, `plot` and `page` show
+them; `sweep` reads a W&B sweep file, `ablation` runs its points as subprocesses (`child`) and
+`table` compares them. The commands are in `scripts/`.
 """
-
-from lit_reason.report.history import Run, read_run
-from lit_reason.report.page import write_page
-from lit_reason.report.plot import draw
-
-__all__ = ["Run", "draw", "read_run", "write_page"]

@@ -108,7 +108,8 @@ def _draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:  # noqa: 
     for i, run in enumerate(runs):
         train, held_out = colours(i, len(runs))
         _shade_warmup(axes, run, GREY if len(runs) == 1 else train)
-        _draw_train(axes, run.get(panel.train), train)
+        if series := run.get(panel.train):
+            _draw_train(axes, series, train)
         if panel.held_out and (series := run.get(panel.held_out)):
             look = {"ms": 4.5, "lw": 1.3, "mec": "white", "mew": 0.6, "zorder": 4}
             axes.plot(series.rollouts, series.values, "o--", color=held_out, **look)
