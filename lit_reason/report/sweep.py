@@ -1,0 +1,148 @@
+"""A W&B sweep file and the commands that its grid stands for, without an account."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_reason.errors import ConfigError
+
+SEED = "seed_everything"
+LAUNCHER = {"${env}": [], "${interpreter}": [sys.executable]}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the grid, without its seed.
+
+    Attributes:
+        name: What sets it apart from the other points; also the name of its folder.
+        values: Every swept key with its value here.
+    """
+
+    name: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid over keys of the command line.
+
+    Attributes:
+        name: Stem of the file.
+        command: The sweep's command, with its `${...}` places.
+        grid: Values of every swept key, the seed left out.
+        seeds: Seeds that the file asks for; one seed 0 if it asks for none.
+        metric: Key of the quantity that the ablation compares.
+    """
+
+    name: str
+    command: list[str]
+    grid: dict[str, list[Any]]
+    seeds: list[int]
+    metric: str
+
+    def points(self) -> list[Point]:
+        """Every combination of values, the last key varying fastest."""
+        varied = [key for key, values in self.grid.items() if len(values) > 1]
+        combinations = [
+            dict(zip(self.grid, values, strict=True))
+            for values in itertools.product(*self.grid.values())
+        ]
+        labels = short_keys(varied)
+        return [
+            Point(
+                "_".join(_label(labels[k], values[k]) for k in varied) or self.name,
+                values,
+            )
+            for values in combinations
+        ]
+
+    def arguments(
+        self,
+        point: Point,
+        seed: int,
+        overlays: Sequence[str] = (),
+        extra: Sequence[str] = (),
+    ) -> list[str]:
+        """The command that an agent would run for a point.
+
+        Args:
+            point: One of `points()`.
+            seed: Seed of the run.
+            overlays: Configuration files laid over those of the sweep's command.
+            extra: Further arguments; they come last and win.
+        """
+        swept = [f"--config={path}" for path in overlays]
+        # an agent gets the keys in any order, and so the sweeps do not depend on one
+        swept += [f"--{key}={value}" for key, value in {**point.values, SEED: seed}.items()]
+        places = {**LAUNCHER, "${args}": swept}
+        words = [places.get(word, [word]) for word in self.command]
+        return [*itertools.chain.from_iterable(words), *extra]
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Reads a sweep file.
+
+    Raises:
+        ConfigError: It is missing, or is not a grid that the local runner can expand.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such sweep file")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
+        raise ConfigError(f"{path}: not a sweep file, it has no `parameters`")
+    if content.get("method") != "grid":
+        raise ConfigError(
+            f"{path}: method={content.get('method')}; only grid can be run without a server"
+        )
+    command = [str(word) for word in content.get("command", ())]
+    known = {*LAUNCHER, "${args}"}
+    unknown = [word for word in command if word.startswith("${") and word not in known]
+    if "${args}" not in command or unknown:
+        raise ConfigError(
+            f"{path}: command={command}; it needs ${{args}}, and may use ${{env}} and "
+            "${interpreter} only"
+        )
+    grid = {key: _values(path, key, entry) for key, entry in content["parameters"].items()}
+    seeds = [int(seed) for seed in grid.pop(SEED, [0])]
+    metric = content.get("metric", {}).get("name", "val/accuracy")
+    return Sweep(path.stem, command, grid, seeds, metric)
+
+
+def _values(path: Path, key: str, entry: Any) -> list[Any]:  # noqa: ANN401
+    if isinstance(entry, dict) and set(entry) == {"value"}:
+        values = [entry["value"]]
+    elif isinstance(entry, dict) and set(entry) == {"values"} and entry["values"]:
+        values = list(entry["values"])
+    else:
+        raise ConfigError(f"{path}: parameters.{key}={entry}; needs `value`, or a list `values`")
+    if None in values:
+        raise ConfigError(
+            f'{path}: parameters.{key}: write "null" in quotes; an agent turns a bare null into '
+            "None, which the command line refuses"
+        )
+    return values
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each dotted key, or all of it where two would be the same.
+
+    Example:
+        >>> short_keys(["model.policy.clip_low", "a.lr", "b.lr"])
+        {'model.policy.clip_low': 'clip_low', 'a.lr': 'a.lr', 'b.lr': 'b.lr'}
+    """
+    last = [key.split(".")[-1] for key in keys]
+    return {k: s if last.count(s) == 1 else k for k, s in zip(keys, last, strict=True)}
+
+
+def _label(key: str, value: Any) -> str:  # noqa: ANN401
+    text = Path(value).stem if key == "config" else f"{key}={value}"
+    return re.sub(r"[^\w.=+-]", "-", text)
