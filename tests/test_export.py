@@ -1,0 +1,92 @@
+"""A checkpoint's policy as a `transformers` folder."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lit_reason.backbones import Scratch
+
+SCRIPT = str(Path(__file__).parents[1] / "scripts" / "export_hf.py")
+BACKBONE = {"alphabet": "0123456789+=", "hidden_size": 32, "layers": 1, "heads": 1}
+
+
+def export_hf(*args):
+    runpy.run_path(SCRIPT)["main"]([str(a) for a in args])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A run folder with a checkpoint whose policy is not the starting one."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    # the critic's folder may be gone by the time of the export
+    init = {**BACKBONE, "critic_init": str(tmp_path / "gone")}
+    backbone = {"class_path": "lit_reason.backbones.Scratch", "init_args": init}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"backbone": backbone}}))
+    torch.manual_seed(1)
+    actor = {k: torch.randn_like(v) for k, v in Scratch(**BACKBONE).actor().state_dict().items()}
+    if "lm_head.weight" in actor:  # tied
+        actor["lm_head.weight"] = actor["model.embed_tokens.weight"]
+    state = {**{f"actor.{k}": v for k, v in actor.items()}, "critic.head.weight": torch.ones(1)}
+    path = run / "checkpoints" / "last.ckpt"
+    torch.save({"state_dict": state}, path)
+    return path
+
+
+def test_the_folder_holds_the_weights_of_the_checkpoint(checkpoint, tmp_path, capsys):
+    out = tmp_path / "policy"
+    export_hf(checkpoint, out)
+    assert capsys.readouterr().out == f"{out}\n"
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto").state_dict()
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    actor = {k.removeprefix("actor."): v for k, v in saved.items() if k.startswith("actor.")}
+    assert model.keys() == actor.keys()
+    for name, value in model.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, actor[name]), name
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.decode(tokenizer("12+3=")["input_ids"]) == "12+3="
+
+
+def refused(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        export_hf(*args)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_what_is_missing_is_said_in_one_line(checkpoint, tmp_path, capsys):
+    run, out = checkpoint.parents[1], tmp_path / "policy"
+    missing = run / "checkpoints" / "none.ckpt"
+    assert "no such checkpoint" in refused(capsys, missing, out)
+    sharded = run / "checkpoints" / "sharded.ckpt"
+    sharded.mkdir()
+    assert "consolidate_checkpoint" in refused(capsys, sharded, out)
+    torch.save({"state_dict": {"critic.head.weight": torch.ones(1)}}, checkpoint)
+    assert "holds no policy" in refused(capsys, checkpoint, out)
+    (run / "config.yaml").unlink()
+    assert "--config" in refused(capsys, checkpoint, out)
+    assert not out.exists()
+
+
+def test_weights_of_another_architecture_are_refused(checkpoint, tmp_path, capsys):
+    config = checkpoint.parents[1] / "config.yaml"
+    other = yaml.safe_load(config.read_text())
+    other["model"]["backbone"]["init_args"]["hidden_size"] = 64
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(other))
+    error = refused(capsys, checkpoint, tmp_path / "policy", "--config", path)
+    assert "do not fit the backbone" in error
+
+
+def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "notes.txt").write_text("mine")
+    assert "not empty" in refused(capsys, checkpoint, tmp_path / "policy")
