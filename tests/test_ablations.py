@@ -369,8 +369,11 @@ def test_means_leave_out_what_was_not_measured():
     results = [
         Result("a", 0, "finished", before=None, after=0.5),
         Result("a", 1, "finished", before=0.25, after=0.75),
+        Result("b", 0, "finished", before=0.2502, after=0.25),
     ]
-    assert "| a     | 2     | 0.250  | 0.625 ± 0.125 | +0.500 |" in compare(results, "m")
+    table = compare(results, "m")
+    assert "| a     | 2     | 0.250  | 0.625 ± 0.125 | +0.500 |" in table
+    assert "| b     | 1     | 0.250  | 0.250         | +0.000 |" in table
 
 
 @pytest.mark.slow

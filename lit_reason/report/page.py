@@ -66,7 +66,7 @@ def _evaluations(run: Run) -> str:
     rows = []
     for key, series in sorted(measured.items()):
         first, last = series.values[0], series.values[-1]
-        cells = (f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
+        cells = (f"{first:.3f}", f"{last:.3f}", f"{last - first:+z.3f}")
         name = escape(key.removeprefix(HELD_OUT))
         rows.append(f"<tr><td>{name}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
     places = next(iter(measured.values())).rollouts

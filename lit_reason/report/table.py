@@ -39,7 +39,7 @@ def mean_and_error(values: Sequence[float], sign: str = "") -> str:
     """
     if not values:
         return "-"
-    mean = f"{statistics.fmean(values):{sign}.3f}"
+    mean = f"{statistics.fmean(values):{sign}z.3f}"
     if len(values) == 1:
         return mean
     return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}"
