@@ -251,7 +251,7 @@ class Scratch(Backbone):
         return Qwen2Config(
             vocab_size=len(self.tokenizer),
             hidden_size=self.hidden_size,
-            intermediate_size=4 * self.hidden_size,
+            intermediate_size=2 * self.hidden_size,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.heads,

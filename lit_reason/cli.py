@@ -98,7 +98,9 @@ class ReasonCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
-        check_trainer(config.trainer)
+        check_precision(config.trainer)
+        if self.model_class is ReasonModule:
+            check_manual_optimization(config.trainer)
         check_checkpoint(config.get("ckpt_path"))
         config.run_dir = choose_run_dir(config.run_dir, self.subcommand, config.get("ckpt_path"))
 
@@ -154,8 +156,22 @@ class ReasonCLI(LightningCLI):
         return [MetricsFile(run_dir), *extra]
 
 
-def check_trainer(trainer: Any) -> None:  # noqa: ANN401
-    """Refuses Trainer settings that manual optimization or the data flow cannot honour.
+def check_precision(trainer: Any) -> None:  # noqa: ANN401
+    """Refuses precisions that would round rewards, advantages or small updates away.
+
+    Raises:
+        ConfigError: Neither 32-true nor bf16-mixed.
+    """
+    precision = trainer.get("precision")
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision={precision}: not available, half-precision weights or batches round "
+            "rewards, advantages and small updates away; choose 32-true or bf16-mixed"
+        )
+
+
+def check_manual_optimization(trainer: Any) -> None:  # noqa: ANN401
+    """Refuses Trainer settings that manual optimization cannot honour.
 
     Raises:
         ConfigError: The first such setting.
@@ -170,12 +186,6 @@ def check_trainer(trainer: Any) -> None:  # noqa: ANN401
         raise ConfigError(
             f"trainer.accumulate_grad_batches={accumulate}: not available; "
             "set model.update.micro_batch_size to the responses that fit into memory"
-        )
-    precision = trainer.get("precision")
-    if precision is not None and str(precision) not in PRECISIONS:
-        raise ConfigError(
-            f"trainer.precision={precision}: not available, half-precision weights or batches round "
-            "rewards, advantages and small updates away; choose 32-true or bf16-mixed"
         )
     if trainer.get("max_steps", -1) != -1:
         raise ConfigError(

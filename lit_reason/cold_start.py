@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,23 +82,34 @@ class Demonstrations(LightningDataModule):
         task: A task with `demonstration`.
         batch_size: Demonstrations a batch.
         batches_per_epoch: Length of a Lightning epoch.
+        curriculum: Batches over which the hardest allowed `Task.difficulty` grows from 0.1 to 1; 0
+            shows everything from the start.
         seed: Seed of prompts and mistakes.
     """
 
     def __init__(
-        self, task: Task, batch_size: int = 64, batches_per_epoch: int = 50, seed: int = 0
+        self,
+        task: Task,
+        batch_size: int = 64,
+        batches_per_epoch: int = 50,
+        curriculum: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("batches_per_epoch", batches_per_epoch)):
             if value < 1:
                 raise ConfigError(f"data.{name}={value}: must be at least 1")
         self.task, self.batch_size = task, batch_size
-        self.batches_per_epoch, self.seed = batches_per_epoch, seed
+        self.batches_per_epoch, self.curriculum = batches_per_epoch, curriculum
+        self.seed = seed
 
     def setup(self, stage: str) -> None:
         """Fails before training if the task has no demonstrations."""
         self.tokenizer = self.trainer.lightning_module.backbone.tokenizer  # type: ignore[union-attr]
         self.task.demonstration(self.task[0], random.Random(0))
+        prompts = [self.task[i] for i in range(len(self.task))]
+        self.prompts = sorted(prompts, key=self.task.difficulty)
+        self.difficulties = [self.task.difficulty(prompt) for prompt in self.prompts]
 
     def train_dataloader(self) -> DemonstrationLoader:
         """Batches of demonstrations."""
@@ -106,11 +118,13 @@ class Demonstrations(LightningDataModule):
     def batch(self, index: int) -> RolloutBatch:
         """The demonstrations of batch `index` of the run, as a function of the seed alone."""
         rng = random.Random(f"{self.seed} {index}")
-        groups = [self._demonstrate(rng) for _ in range(self.batch_size)]
+        bound = min(0.1 + 0.9 * index / self.curriculum, 1.0) if self.curriculum else 1.0
+        allowed = max(bisect_right(self.difficulties, bound), 1)
+        groups = [self._demonstrate(allowed, rng) for _ in range(self.batch_size)]
         return RolloutBatch.from_groups(groups, self.tokenizer.pad_token_id)
 
-    def _demonstrate(self, rng: random.Random) -> Group:
-        prompt = self.task[rng.randrange(len(self.task))]
+    def _demonstrate(self, allowed: int, rng: random.Random) -> Group:
+        prompt = self.prompts[rng.randrange(allowed)]
         text = self.task.demonstration(prompt, rng)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         response = Response((*ids, self.tokenizer.eos_token_id), text, truncated=False)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from lit_reason.batch import Response
+from lit_reason.cache import growing_cache
 from lit_reason.errors import ConfigError
 from lit_reason.functional import response_mask
 
@@ -118,6 +119,7 @@ class HFEngine(RolloutEngine):
             torch.tensor(pad, device=self.module.device),
             attention_mask=torch.tensor(mask, device=self.module.device),
             generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
+            cache=growing_cache(actor.config),
         )[:, width:].cpu()
         keep, truncated = response_mask(out, eos_ids)
         ids = [row[m].tolist() for row, m in zip(out, keep, strict=True)]

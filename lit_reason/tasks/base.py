@@ -33,8 +33,12 @@ class Task(ABC):
         """Whether `text` answers `prompt` correctly. Never raises on any text."""
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
-        """(characters up to the end of the step, step is valid) of each step, for process rewards."""
+        """(end of the step in characters, step is valid) of each step, for process rewards."""
         raise ConfigError(f"{type(self).__name__} does not judge steps")
+
+    def difficulty(self, prompt: Prompt) -> float:
+        """Between 0 (easiest) and 1; a curriculum shows easy demonstrations first."""
+        return 0.0
 
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
         """One response for the supervised cold start; it may contain mistakes."""

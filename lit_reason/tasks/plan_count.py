@@ -17,7 +17,7 @@ ALPHABET = "0123456789+=(),aimnx"
 class PlanCount(Task):
     """`max(3,7)+4=` is answered by `7+4=8+3=9+2=10+1=11`.
 
-    The first character is the plan: the larger (or smaller) operand. The rest counts up to the
+    The first character is the plan: the larger operand. The rest counts up to the
     answer, one small step after the other, so that a wrong plan shows only in the outcome, up to a
     hundred tokens later. The answer is the number behind the last `=`.
 
@@ -27,6 +27,7 @@ class PlanCount(Task):
 
     Args:
         split: "train" or "held_out"; a hash of the prompt decides, so the two share no prompt.
+        operations: "max", "min" or both; with both the plan depends on two things at once.
         n_min: Smallest number of steps.
         n_max: Largest number of steps; the length of a response grows with it.
         wrong_plan: Share of demonstrations with the wrong plan.
@@ -47,8 +48,9 @@ class PlanCount(Task):
     def __init__(
         self,
         split: Literal["train", "held_out"] = "train",
+        operations: tuple[Literal["max", "min"], ...] = ("max",),
         n_min: int = 2,
-        n_max: int = 20,
+        n_max: int = 16,
         wrong_plan: float = 0.6,
         slip: float = 0.003,
         limit: int | None = None,
@@ -56,15 +58,18 @@ class PlanCount(Task):
         if not 1 <= n_min <= n_max <= 90:
             raise ConfigError(
                 f"task.n_min={n_min}, n_max={n_max}: need 1 <= n_min <= n_max <= 90, "
-                "for example 2 and 20"
+                "for example 2 and 16"
             )
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
+        if not operations:
+            raise ConfigError("task.operations=(): choose max, min or both")
         self.wrong_plan, self.slip = wrong_plan, slip
+        self.n_min, self.n_max = n_min, n_max
         problems = [
             (op, a, b, n)
-            for op in ("max", "min")
+            for op in operations
             for a in range(10)
             for b in range(10)
             for n in range(n_min, n_max + 1)
@@ -88,12 +93,18 @@ class PlanCount(Task):
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """A step is valid if it follows from the one before; the first if it is the right plan."""
         op, a, b, n = self.problems[prompt.index]
-        expected, steps, end = f"{_plan(op, a, b)}+{n}", [], -1
+        expected: str | None = f"{_plan(op, a, b)}+{n}"
+        steps, end = [], -1
         for part in text.split("="):
             end += 1 + len(part)
             steps.append((end, part == expected))
             expected = _following(part)
         return steps
+
+    def difficulty(self, prompt: Prompt) -> float:
+        """The number of steps, scaled to [0, 1]."""
+        n = self.problems[prompt.index][3]
+        return (n - self.n_min) / max(self.n_max - self.n_min, 1)
 
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
         """A response with the task's share of wrong plans and slips."""

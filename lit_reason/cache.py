@@ -1,0 +1,51 @@
+"""A key-value cache that does not copy itself at every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+
+class GrowingLayer(DynamicLayer):
+    """`transformers`' growing layer, with room for `block` tokens made at once.
+
+    The library's own layer concatenates, and so copies all keys and values, for every new token.
+    """
+
+    block = 128
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any  # noqa: ANN401
+    ) -> tuple[Tensor, Tensor]:
+        """Appends keys and values and returns all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.room = (key_states[..., :0, :], value_states[..., :0, :])
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if end > self.room[0].shape[-2]:
+            self.room = (self._grow(self.keys, key_states, end), self._grow(self.values, value_states, end))
+        for room, new in zip(self.room, (key_states, value_states), strict=True):
+            room[..., start:end, :] = new
+        self.keys, self.values = (room[..., :end, :] for room in self.room)
+        return self.keys, self.values
+
+    def _grow(self, old: Tensor, new: Tensor, end: int) -> Tensor:
+        blocks = -(-end // self.block)
+        grown = new.new_empty(*new.shape[:-2], blocks * self.block, new.shape[-1])
+        if old.numel():
+            grown[..., : old.shape[-2], :] = old
+        return grown
+
+
+def growing_cache(config: Any) -> DynamicCache:  # noqa: ANN401
+    """A cache of `GrowingLayer` where the model attends to everything, else the library's own.
+
+    Args:
+        config: The model's configuration.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(x) is DynamicLayer else x for x in cache.layers]
+    return cache

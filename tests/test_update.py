@@ -1,0 +1,316 @@
+"""The update as a whole: real networks, every loss term, any split of the rows."""
+
+import copy
+
+import pytest
+import torch
+
+from lit_reason.advantages import GAE, GroupRelative
+from lit_reason.aggregation import ConstantLength, PromptMean, SequenceMean, TokenMean
+from lit_reason.backbones import Bundled
+from lit_reason.batch import RolloutBatch
+from lit_reason.learner import Update
+from lit_reason.module import ReasonModule
+from lit_reason.networks import policy_outputs
+from lit_reason.objectives import (
+    ClippedSurrogate,
+    EntropyBonus,
+    KLToReference,
+    PositiveExampleLM,
+    ValueLoss,
+)
+from tests.conftest import demonstrations, ready
+
+AGGREGATIONS = [TokenMean(), SequenceMean(), PromptMean(), ConstantLength(32)]
+TERMS = {
+    "policy": {},
+    "kl": {"kl": KLToReference(0.5, "k3")},
+    "entropy": {"entropy": EntropyBonus(0.1)},
+    "positive_lm": {"positive_lm": PositiveExampleLM(0.3)},
+    "all": {
+        "kl": KLToReference(0.5, "k2"),
+        "entropy": EntropyBonus(0.1),
+        "positive_lm": PositiveExampleLM(0.3),
+    },
+}
+
+
+class Recorder:
+    """Stands in for the optimizer: keeps the gradients it is asked to step with."""
+
+    def __init__(self, parameters):
+        self.parameters, self.gradients = list(parameters), None
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self):
+        self.gradients = torch.cat([p.grad.flatten() for p in self.parameters])
+
+
+def build(backbone, terms=None, aggregation=None, **kwargs):
+    policy = ClippedSurrogate(0.05, 0.08, aggregation=aggregation or TokenMean())
+    terms = {name: copy.deepcopy(term) for name, term in (terms or {}).items()}
+    for term in terms.values():
+        # every term follows the policy's aggregation unless it fixes its own
+        term.aggregation = None if not isinstance(term, PositiveExampleLM) else term.aggregation
+    kwargs.setdefault("advantage", GAE(lam_policy=0.9))
+    kwargs.setdefault("value", ValueLoss(clip=0.2))
+    kwargs.setdefault("update", Update(1, 16, 16, max_grad_norm=None))
+    return ready(ReasonModule(backbone, policy=policy, terms=terms, **kwargs))
+
+
+def shift_weights(module, scale=0.02):
+    """Moves the networks, so that ratios are not 1, clips act and values are not 0."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for network in (module.actor, module.critic):
+            for p in network.parameters() if network is not None else ():
+                p += scale * torch.randn(p.shape, generator=generator)
+
+
+def experience_of(module, rollout):
+    rows = [torch.arange(len(rollout))]
+    experience, _ = module.annotate(rollout, rows)
+    if experience.values is not None:
+        experience.values = experience.values + 0.1
+    return experience
+
+
+def step(module, experience, name, split):
+    """Statistics and gradient of one optimizer step of one network."""
+    learner = module.learners()[name]
+    recorder = Recorder(learner.parameters)
+    minibatch = list(torch.arange(len(experience)).split(split))
+    stats = learner.update(experience, minibatch, recorder, torch.Tensor.backward)
+    return stats, recorder.gradients
+
+
+def close(a, b):
+    (stats_a, gradient_a), (stats_b, gradient_b) = a, b
+    assert stats_a.keys() == stats_b.keys()
+    for key in stats_a:
+        torch.testing.assert_close(stats_a[key], stats_b[key], atol=2e-6, rtol=1e-5, msg=key)
+    assert gradient_a.abs().max() > 1e-4
+    torch.testing.assert_close(gradient_a, gradient_b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+def test_loss_and_gradient_do_not_depend_on_the_micro_batch_size(backbone, aggregation, terms):
+    rollout = demonstrations(backbone)
+    module = build(backbone, terms, aggregation)
+    experience = experience_of(module, rollout)
+    shift_weights(module)
+    whole = step(module, experience, "actor", 16)
+    assert whole[0]["policy/clip_fraction_high"] > 0
+    assert whole[0]["policy/clip_fraction_low"] > 0
+    for size in (1, 2, 5, 8):
+        close(whole, step(module, experience, "actor", size))
+
+
+def test_value_loss_and_gradient_do_not_depend_on_the_micro_batch_size(backbone):
+    module = build(backbone)
+    experience = experience_of(module, demonstrations(backbone))
+    shift_weights(module)
+    whole = step(module, experience, "critic", 16)
+    assert whole[0]["value/clip_fraction"] > 0
+    for size in (1, 2, 5, 8):
+        close(whole, step(module, experience, "critic", size))
+
+
+def widen(rollout: RolloutBatch, left: int, right: int) -> RolloutBatch:
+    """The same responses with more padding on both sides; its content must not matter."""
+
+    def pad(x, columns, before, value):
+        fill = torch.full((len(x), columns), value, dtype=x.dtype)
+        return torch.cat([fill, x] if before else [x, fill], dim=1)
+
+    wide = copy.copy(rollout)
+    wide.prompt_ids = pad(rollout.prompt_ids, left, True, 7)
+    wide.prompt_mask = pad(rollout.prompt_mask, left, True, False)
+    wide.response_ids = pad(rollout.response_ids, right, False, 9)
+    for name in ("response_mask", "loss_mask", "value_mask", "step_mask"):
+        setattr(wide, name, pad(getattr(rollout, name), right, False, False))
+    wide.token_rewards = pad(rollout.token_rewards, right, False, 0.0)
+    return wide
+
+
+@pytest.mark.parametrize("network", ["actor", "critic"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: type(a).__name__)
+def test_loss_and_gradient_do_not_depend_on_order_or_padding(backbone, network, aggregation):
+    rollout = demonstrations(backbone)
+    variants = {
+        "permuted": rollout[torch.randperm(16, generator=torch.Generator().manual_seed(0))],
+        "padded left": widen(rollout, 5, 0),
+        "padded right": widen(rollout, 0, 6),
+        "padded": widen(rollout, 3, 2),
+    }
+    results = {}
+    for name, variant in {"as it is": rollout, **variants}.items():
+        module = build(backbone, TERMS["all"], aggregation)
+        experience = experience_of(module, variant)
+        shift_weights(module)
+        results[name] = step(module, experience, network, 4)
+    for name in variants:
+        close(results["as it is"], results[name])
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_the_first_ratio_is_exactly_one(backbone, entropy):
+    module = build(backbone, TERMS["entropy"] if entropy else {})
+    module.monitor_entropy = entropy
+    rollout = demonstrations(backbone)
+    generator = torch.Generator().manual_seed(0)
+    update = Update(1, 8, 4)
+    plan = update.partition(rollout.lengths, 8, generator)
+    experience, _ = module.annotate(rollout, [rows for part in plan for rows in part])
+    for part in plan:
+        learner = module.learners()["actor"]
+        recorder = Recorder(learner.parameters)
+        stats = learner.update(experience, part, recorder, torch.Tensor.backward)
+        assert stats["policy/ratio"] == 1
+        assert stats["policy/approx_kl"] == 0
+        assert stats["policy/clip_fraction_low"] == stats["policy/clip_fraction_high"] == 0
+
+
+def test_the_first_ratio_is_exactly_one_in_bfloat16(backbone):
+    module = build(backbone)
+    rollout = demonstrations(backbone)
+    rows = [torch.arange(16)]
+    with torch.autocast("cpu", torch.bfloat16):
+        experience, _ = module.annotate(rollout, rows)
+        learner = module.learners()["actor"]
+        recorder = Recorder(learner.parameters)
+        stats = learner.update(experience, rows, recorder, torch.Tensor.backward)
+    assert stats["policy/ratio"] == 1
+    assert stats["policy/clip_fraction_low"] == stats["policy/clip_fraction_high"] == 0
+
+
+def test_a_first_loss_of_zero_still_has_a_gradient(backbone):
+    """B16: equal lengths and a balanced group give loss 0, which is not a dead run."""
+    rollout = demonstrations(backbone, groups=1, size=4)
+    length = int(rollout.lengths.min())
+    keep = torch.arange(rollout.response_mask.shape[1]) < length
+    for name in ("response_mask", "loss_mask", "value_mask"):
+        setattr(rollout, name, getattr(rollout, name) & keep)
+    rollout.rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    module = build(backbone, advantage=GroupRelative(), value=None)
+    stats, gradient = step(module, experience_of(module, rollout), "actor", 4)
+    assert stats["loss/policy"].abs() < 1e-6
+    assert gradient.norm() > 1e-3
+
+
+@pytest.mark.parametrize("network", ["actor", "critic"])
+def test_a_mini_batch_without_a_token_changes_nothing_and_is_counted(backbone, network):
+    module = build(backbone, TERMS["all"])
+    rollout = demonstrations(backbone)
+    rollout.loss_mask[:] = False
+    rollout.value_mask[:] = False
+    experience = experience_of(module, rollout)
+    before = copy.deepcopy(getattr(module, network).state_dict())
+    optimizer = torch.optim.AdamW(getattr(module, network).parameters(), lr=0.1)
+    learner = module.learners()[network]
+    rows = list(torch.arange(16).split(4))
+    stats = learner.update(experience, rows, optimizer, torch.Tensor.backward)
+    assert stats == {f"update/skipped_{network}": 1}
+    after = getattr(module, network).state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert not optimizer.state
+
+
+def test_fully_masked_rows_have_no_effect(backbone):
+    rollout = demonstrations(backbone)
+    module = build(backbone, TERMS["all"], SequenceMean())
+    experience = experience_of(module, rollout)
+    shift_weights(module)
+    kept = step(module, experience[torch.arange(12)], "actor", 4)
+    experience.rollout.loss_mask[12:] = False
+    close(kept, step(module, experience, "actor", 4))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(backbone):
+    module = build(backbone)
+    experience = experience_of(module, demonstrations(backbone))
+    experience.advantages[0, 0] = float("inf")
+    before = copy.deepcopy(module.actor.state_dict())
+    optimizer = torch.optim.AdamW(module.actor.parameters(), lr=0.1)
+    learner = module.learners()["actor"]
+    stats = learner.update(experience, [torch.arange(16)], optimizer, torch.Tensor.backward)
+    assert stats["update/skipped_actor"] == 1
+    after = module.actor.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_the_positive_example_term_reads_the_verdict_and_only_correct_responses(backbone):
+    module = build(backbone, {"positive_lm": PositiveExampleLM(1.0)})
+    rollout = demonstrations(backbone)
+    rollout.correct[:] = False
+    stats, none = step(module, experience_of(module, rollout), "actor", 4)
+    assert stats["loss/positive_lm"] == stats["positive_lm/tokens"] == 0
+    plain = build(backbone)
+    _, without = step(plain, experience_of(plain, rollout), "actor", 4)
+    torch.testing.assert_close(none, without, atol=1e-7, rtol=1e-6)
+    rollout.correct[3] = True
+    rollout.rewards[3] = -5.0
+    stats, _ = step(module, experience_of(module, rollout), "actor", 4)
+    logprobs = policy_outputs(module.actor, rollout).logprobs[3]
+    expected = -logprobs.sum() / rollout.lengths[3]
+    torch.testing.assert_close(stats["loss/positive_lm"], expected.detach(), atol=1e-6, rtol=1e-5)
+    assert stats["positive_lm/tokens"] == rollout.lengths[3]
+
+
+def test_kl_to_the_reference_falls(backbone):
+    """B19: with zero advantages the KL term moves the policy towards the reference."""
+    module = build(backbone, {"kl": KLToReference(1.0, "k3")})
+    rollout = demonstrations(backbone)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in module.actor.parameters():
+            p += 0.02 * torch.randn(p.shape, generator=generator)
+    experience = experience_of(module, rollout)
+    experience.advantages.zero_()
+    optimizer = torch.optim.SGD(module.actor.parameters(), lr=2e-3)
+    learner = module.learners()["actor"]
+    losses = [
+        learner.update(experience, [torch.arange(16)], optimizer, torch.Tensor.backward)["loss/kl"]
+        for _ in range(20)
+    ]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_gradient_norm_is_clipped_and_logged_before_clipping(backbone):
+    """G06: norms at step time, per network."""
+    module = build(backbone, update=Update(1, 16, 4, max_grad_norm=0.01))
+    experience = experience_of(module, demonstrations(backbone))
+    for network in ("actor", "critic"):
+        stats, gradient = step(module, experience, network, 4)
+        assert stats[f"grad_norm/{network}"] > 0.05
+        assert gradient.norm() <= 0.01 * 1.0001
+
+
+def test_dropout_is_off_in_the_trained_networks(backbone, tmp_path):
+    """C11: a checkpoint with dropout scores a batch twice alike in training mode."""
+    import json
+    import shutil
+
+    from lit_reason.backbones import Pretrained
+
+    folder = tmp_path / "model"
+    shutil.copytree(backbone.path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    actor = Pretrained(str(folder)).actor()
+    assert actor.training
+    rollout = demonstrations(backbone)
+    first, second = (policy_outputs(actor, rollout).logprobs for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_networks_that_nobody_needs_are_not_built(backbone):
+    module = build(Bundled(), advantage=GroupRelative(), value=None)
+    assert module.critic is None
+    assert module.reference is None
+    assert build(Bundled(), {"kl": KLToReference()}).reference is not None
+    assert build(Bundled(), kl_in_reward=0.1).reference is not None
