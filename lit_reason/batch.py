@@ -1,4 +1,4 @@
-"""The data that flows through a run: prompts -> groups of responses -> `RolloutBatch` -> `Experience`.
+"""The data that flows through a run: prompts, groups of responses, `RolloutBatch`, `Experience`.
 
 Two batch types, so that a half-filled batch cannot exist: `RolloutBatch` is what is known once the
 responses are sampled and judged, `Experience` adds what the networks say about them.
@@ -66,7 +66,7 @@ class Group:
         responses: G samples of the current policy.
         correct: The task's verdict on each response.
         rewards: Sum of the outcome reward terms of each response.
-        token_rewards: Sum of the per-token reward terms, one row a response; `None` without such terms.
+        token_rewards: Sum of the per-token reward terms, one row a response; `None` without any.
         terms: The outcome terms one by one, for the log.
     """
 
@@ -82,7 +82,7 @@ class Group:
 class _Rows:
     """Moves and indexes every tensor of a dataclass along its first dimension."""
 
-    def _map(self: T, fn: Any) -> T:  # noqa: ANN401
+    def _map(self: T, fn: Any) -> T:
         changed = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
@@ -153,7 +153,7 @@ class RolloutBatch(_Rows):
         return self.response_mask.sum(dim=1)
 
     @classmethod
-    def from_groups(cls, groups: Sequence[Group], pad_id: int, **extra: Any) -> RolloutBatch:  # noqa: ANN401
+    def from_groups(cls, groups: Sequence[Group], pad_id: int, **extra: Any) -> RolloutBatch:
         """Pads groups into one batch, in order.
 
         Args:

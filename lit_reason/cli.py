@@ -6,8 +6,10 @@ Classes are imported here so that a configuration can name them without their mo
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
 
@@ -15,12 +17,11 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 
-from lit_reason import __version__
-from lit_reason import aggregation, filters, objectives, rewards, tasks  # noqa: F401
+from lit_reason import __version__, aggregation, filters, objectives, rewards, tasks  # noqa: F401
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.cold_start import ColdStart, Demonstrations
@@ -31,6 +32,7 @@ from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
+RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 
 
 class ReasonParser(LightningArgumentParser):
@@ -49,8 +51,8 @@ class ReasonParser(LightningArgumentParser):
 class RecordConfig(SaveConfigCallback):
     """Writes `RUN_DIR/config.yaml` and gives the configuration to loggers that take one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, save_to_log_dir=False, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
@@ -102,16 +104,20 @@ class ReasonCLI(LightningCLI):
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
         check_checkpoint(config.get("ckpt_path"))
-        config.run_dir = choose_run_dir(config.run_dir, self.subcommand, config.get("ckpt_path"))
+        config.run_dir = choose_run_dir(
+            config.run_dir, str(self.subcommand), config.get("ckpt_path")
+        )
+        for logger in _as_list(config.trainer.get("logger")):
+            arguments = getattr(logger, "init_args", None)
+            if arguments is not None and arguments.get("save_dir") == ".":
+                arguments.save_dir = config.run_dir
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the named callbacks, the progress bar, the summary and `metrics.csv`."""
         config = self._get(self.config_init, "trainer")
         run_dir = self._get(self.config, "run_dir")
         named = [c for c in self._get(self.config_init, "callbacks").values() if c is not None]
-        own = config.get("callbacks") or []
-        own = own if isinstance(own, list) else [own]
-        given = [*own, *named]
+        given = [*_as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
             "callbacks": [*given, *self._standard_callbacks(config, given)],
@@ -124,14 +130,15 @@ class ReasonCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Evaluates the final weights if the last epoch did not, and prints the summary."""
-        summary = next((c for c in self.trainer.callbacks if isinstance(c, RunSummary)), None)
-        if summary is None or self.trainer.fast_dev_run or isinstance(self.model, ColdStart):
+        trainer: Any = self.trainer
+        summary = next((c for c in trainer.callbacks if isinstance(c, RunSummary)), None)
+        if summary is None or trainer.fast_dev_run or isinstance(self.model, ColdStart):
             return
-        if self.trainer.enable_validation and summary.validated != self.model.policy_version:
-            self.trainer.validate(self.model, self.datamodule, verbose=False)
-        summary.show(self.trainer)
+        if trainer.enable_validation and summary.validated != self.model.policy_version:
+            trainer.validate(self.model, self.datamodule, verbose=False)
+        summary.show(trainer)
 
-    def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:  # noqa: ANN401
+    def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
         if self.subcommand == "predict":
             added.append(PredictionWriter())
@@ -140,23 +147,23 @@ class ReasonCLI(LightningCLI):
             added.append(ReasonProgressBar())
         wants_checkpoint = config.get("enable_checkpointing") is not False
         if wants_checkpoint and not any(isinstance(c, ModelCheckpoint) for c in given):
+            name = "rollout_{rollout:05.0f}" if self.model_class is ReasonModule else "{epoch:05d}"
             added.append(
-                ModelCheckpoint(
-                    filename="rollout_{rollout:05.0f}",
-                    auto_insert_metric_name=False,
-                    save_last=True,
-                )
+                ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)
             )
         return added
 
-    def _loggers(self, given: Any, run_dir: str) -> Any:  # noqa: ANN401
+    def _loggers(self, given: Any, run_dir: str) -> Any:
         if given is False or self.subcommand != "fit":
             return given or False
-        extra = [] if given in (None, True) else given if isinstance(given, list) else [given]
-        return [MetricsFile(run_dir), *extra]
+        return [MetricsFile(run_dir), *(x for x in _as_list(given) if x is not True)]
 
 
-def check_precision(trainer: Any) -> None:  # noqa: ANN401
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def check_precision(trainer: Any) -> None:
     """Refuses precisions that would round rewards, advantages or small updates away.
 
     Raises:
@@ -165,12 +172,12 @@ def check_precision(trainer: Any) -> None:  # noqa: ANN401
     precision = trainer.get("precision")
     if precision is not None and str(precision) not in PRECISIONS:
         raise ConfigError(
-            f"trainer.precision={precision}: not available, half-precision weights or batches round "
-            "rewards, advantages and small updates away; choose 32-true or bf16-mixed"
+            f"trainer.precision={precision}: not available, half precision rounds rewards, "
+            "advantages and small updates away; choose 32-true or bf16-mixed"
         )
 
 
-def check_manual_optimization(trainer: Any) -> None:  # noqa: ANN401
+def check_manual_optimization(trainer: Any) -> None:
     """Refuses Trainer settings that manual optimization cannot honour.
 
     Raises:
@@ -215,15 +222,34 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
     Raises:
         ConfigError: `fit` would write over an earlier run.
     """
+    first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     if run_dir is None:
-        taken = {p.name for p in Path("runs").glob("*")}
-        return str(Path("runs", next(f"{i:03d}" for i in range(10**6) if f"{i:03d}" not in taken)))
-    if subcommand == "fit" and not ckpt_path and Path(run_dir, "config.yaml").exists():
+        # ranks that rank 0 started find its choice in the environment
+        inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
+        run_dir = inherited or str(_first_free(Path("runs"), make=first and subcommand == "fit"))
+        os.environ[RUN_DIR_VARIABLE] = run_dir
+    elif first and subcommand == "fit" and not ckpt_path and Path(run_dir, "config.yaml").exists():
         raise ConfigError(
-            f"run_dir={run_dir}: already holds a run; choose another --run_dir, or continue it with "
-            f"--ckpt_path={Path(run_dir, 'checkpoints', 'last.ckpt')}"
+            f"run_dir={run_dir}: already holds a run; choose another --run_dir, or continue it "
+            f"with --ckpt_path={Path(run_dir, 'checkpoints', 'last.ckpt')}"
         )
     return run_dir
+
+
+def _first_free(parent: Path, make: bool) -> Path:
+    """The first of 000, 001, ... under `parent`; made at once, as another run may start now."""
+    for i in count():
+        folder = parent / f"{i:03d}"
+        if folder.exists():
+            continue
+        if not make:
+            return folder
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
 
 
 def build(args: list[str]) -> LightningCLI:

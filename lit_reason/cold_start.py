@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
@@ -53,7 +52,7 @@ class ColdStart(LightningModule):
         if self.actor is None:
             self.actor = self.backbone.actor()
 
-    def configure_optimizers(self) -> Any:  # noqa: ANN401
+    def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
         optimizer = self.optimizer(self.actor.parameters())
         if self.scheduler is None:
@@ -105,7 +104,8 @@ class Demonstrations(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Fails before training if the task has no demonstrations."""
-        self.tokenizer = self.trainer.lightning_module.backbone.tokenizer  # type: ignore[union-attr]
+        module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        self.tokenizer = module.backbone.tokenizer
         self.task.demonstration(self.task[0], random.Random(0))
         prompts = [self.task[i] for i in range(len(self.task))]
         self.prompts = sorted(prompts, key=self.task.difficulty)

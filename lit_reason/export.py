@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def save_policy(actor: Any, tokenizer: Any, folder: Path) -> None:  # noqa: ANN401
+def save_policy(actor: Any, tokenizer: Any, folder: Path) -> None:
     """Writes weights, configuration and tokenizer where `Pretrained` and vLLM can load them.
 
     Args:

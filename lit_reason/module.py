@@ -154,7 +154,7 @@ class ReasonModule(LightningModule):
         if self.needs_reference:
             self.reference = self.backbone.reference()
 
-    def configure_optimizers(self) -> Any:  # noqa: ANN401
+    def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""
         configured = []
         for name in self.trained:
@@ -237,7 +237,7 @@ class ReasonModule(LightningModule):
         values = columns.get("values")
         advantages, returns, extra = self.advantage(rollout, rewards, values)
         if self.phase == "value_warmup" and values is not None:
-            # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO, value pretraining)
+            # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
             gamma = getattr(self.advantage, "gamma", 1.0)
             returns = gae(rewards, values, rollout.response_mask, gamma, 1.0) + values
         experience = Experience(
@@ -245,7 +245,7 @@ class ReasonModule(LightningModule):
         )
         return experience, self._describe(experience, extra)
 
-    def _score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:  # noqa: ANN401
+    def _score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
         return policy_outputs(network, micro, micro.temperature, entropy, self.logprob_chunk)
 
     def _token_rewards(self, rollout: RolloutBatch, columns: dict[str, Tensor]) -> Tensor:
@@ -259,7 +259,7 @@ class ReasonModule(LightningModule):
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
     ) -> list[dict[str, Tensor]]:
-        """All optimizer steps; the networks are separate, so one after the other is all the same."""
+        """All optimizer steps, network by network: they share nothing, so the order is free."""
         learners = self.learners()
         if self.phase == "value_warmup":
             learners = {"critic": learners["critic"]}
@@ -290,7 +290,7 @@ class ReasonModule(LightningModule):
         )
         return built
 
-    def _learner(self, name: str, terms: dict[str, LossTerm], forward: Any) -> Learner:  # noqa: ANN401
+    def _learner(self, name: str, terms: dict[str, LossTerm], forward: Any) -> Learner:
         network = getattr(self, name)
         return Learner(name, network, terms, forward, self.update.max_grad_norm, self.reduce)
 
@@ -300,13 +300,13 @@ class ReasonModule(LightningModule):
         Ranks may then run different numbers of backward passes, and phases that leave a network
         out need no unused-parameter search.
         """
-        strategy = self.trainer.strategy
+        strategy: Any = self.trainer.strategy
         parallel = isinstance(strategy, ParallelStrategy)
         with strategy.block_backward_sync() if parallel else nullcontext():
             self.manual_backward(loss)
 
     @staticmethod
-    def _as_list(x: Any) -> list[Any]:  # noqa: ANN401
+    def _as_list(x: Any) -> list[Any]:
         return x if isinstance(x, list) else [] if x is None else [x]
 
     def _step_schedules(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 Stage = Literal["rollout", "scoring", "update", "validation"]
 
 
-def enter_stage(trainer: Any, stage: Stage) -> None:  # noqa: ANN401
+def enter_stage(trainer: Any, stage: Stage) -> None:
     """Calls `on_stage(trainer, stage)` of every callback that has it."""
     for callback in trainer.callbacks:
         hook = getattr(callback, "on_stage", None)

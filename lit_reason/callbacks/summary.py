@@ -34,6 +34,10 @@ class RunSummary(Callback):
         self.after = dict(module.last_evaluation)
         self.validated = module.policy_version
         self.before = self.before or self.after
+        if trainer.sanity_checking:
+            # Lightning logs nothing of the sanity check, which is the evaluation before training
+            for logger in trainer.loggers:
+                logger.log_metrics({**self.after, "rollout": 0.0}, step=0)
 
     @rank_zero_only
     def show(self, trainer: Trainer) -> None:
