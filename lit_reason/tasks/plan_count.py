@@ -63,6 +63,8 @@ class PlanCount(Task):
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
+        if limit is not None and limit < 1:
+            raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
         if not operations:
             raise ConfigError("task.operations=(): choose max, min or both")
         self.wrong_plan, self.slip = wrong_plan, slip
@@ -75,7 +77,7 @@ class PlanCount(Task):
             for n in range(n_min, n_max + 1)
             if a != b and _is_held_out(_text(op, a, b, n)) == (split == "held_out")
         ]
-        count = len(problems) if limit is None else min(max(limit, 1), len(problems))
+        count = len(problems) if limit is None else min(limit, len(problems))
         self.problems = [problems[i * len(problems) // count] for i in range(count)]
 
     def __len__(self) -> int:
