@@ -60,7 +60,7 @@ def test_the_gold_answer_is_that_of_python(operation):
         "=011",
         "=11=",
         "= 11",
-        "=１１",
+        "=\uff11\uff11",
         "=11\n",
         "=-11",
         "\x00=",
@@ -112,7 +112,8 @@ def test_demonstrations_without_mistakes_are_right_in_every_step():
         assert re.fullmatch(task.response_pattern, text)
         steps = task.judge_steps(prompt, text)
         assert all(valid for _, valid in steps)
-        parts = [text[a:b] for a, b in zip([0, *(e + 1 for e, _ in steps)], [e for e, _ in steps])]
+        starts = [0, *(end + 1 for end, _ in steps[:-1])]
+        parts = [text[a:b] for a, (b, _) in zip(starts, steps, strict=True)]
         assert parts == text.split("=")
 
 
@@ -392,7 +393,7 @@ RIGHT_AND_WRONG = [
 def test_verdicts_are_those_of_a_careful_reader(answer_format, response, right, wrong):
     stated = extract(response, answer_format)
     for gold in right:
-        assert stated is not None and equivalent(gold, stated), gold
+        assert equivalent(gold, stated or ""), gold
     for gold in wrong:
         assert stated is None or not equivalent(gold, stated), gold
 

@@ -30,7 +30,7 @@ _STATED = {"boxed": "\\boxed{{{}}}", "answer": "Answer: {}", "gsm8k": "#### {}"}
 
 
 class MathProblems(Task):
-    """Problems with a gold answer each; equal prompts are merged.
+    r"""Problems with a gold answer each; equal prompts are merged.
 
     Args:
         path: A `.json`, `.jsonl` or `.parquet` file, a folder written by `save_to_disk`, or an id
@@ -40,8 +40,8 @@ class MathProblems(Task):
         question: Column of the problem; dots reach into nested columns. A list of chat messages
             counts as its last message.
         answer: Column of the gold answer. A worked solution counts as what stands behind its last
-            `####` or in its last `\\boxed{}`.
-        answer_format: Where a response states its answer: in its last `\\boxed{}`, on its last
+            `####` or in its last `\boxed{}`.
+        answer_format: Where a response states its answer: in its last `\boxed{}`, on its last
             `Answer:` line, or behind its last `####`. The prompt asks for the same.
         template: The prompt, with `{question}` and, unless the problems already ask for their
             answer format, `{request}` in it.
@@ -212,7 +212,7 @@ def _last_box(text: str) -> str | None:
     return None
 
 
-def _load(path: str, split: str, config: str | None) -> Any:  # noqa: ANN401
+def _load(path: str, split: str, config: str | None) -> Any:
     import datasets
 
     file = Path(path).expanduser()
@@ -231,8 +231,8 @@ def _load(path: str, split: str, config: str | None) -> Any:  # noqa: ANN401
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"task.path={path}: cannot be loaded ({reason}); give a .json, .jsonl or .parquet file, "
-            "a folder written by save_to_disk, or a hub id that this machine can reach"
+            f"task.path={path}: cannot be loaded ({reason}); give a .json, .jsonl or .parquet "
+            "file, a folder written by save_to_disk, or a hub id that this machine can reach"
         ) from error
     if isinstance(loaded, dict):
         if split not in loaded:
@@ -241,7 +241,7 @@ def _load(path: str, split: str, config: str | None) -> Any:  # noqa: ANN401
     return loaded
 
 
-def _column(row: dict[str, Any], key: str, name: str, path: str) -> Any:  # noqa: ANN401
+def _column(row: dict[str, Any], key: str, name: str, path: str) -> Any:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -252,7 +252,7 @@ def _column(row: dict[str, Any], key: str, name: str, path: str) -> Any:  # noqa
     return value
 
 
-def _text(value: Any) -> str:  # noqa: ANN401
+def _text(value: Any) -> str:
     if isinstance(value, list) and value:
         value = value[-1]
     if isinstance(value, dict):
@@ -262,7 +262,7 @@ def _text(value: Any) -> str:  # noqa: ANN401
     return "" if value is None else str(value)
 
 
-def _gold(value: Any) -> str:  # noqa: ANN401
+def _gold(value: Any) -> str:
     text = _text(value).strip()
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip().replace(",", "")
@@ -271,6 +271,6 @@ def _gold(value: Any) -> str:  # noqa: ANN401
     return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
 
 
-def _unique(pairs: Any) -> list[tuple[str, str]]:  # noqa: ANN401
+def _unique(pairs: Any) -> list[tuple[str, str]]:
     """First of each (question, answer); published training files hold a prompt many times."""
     return list(dict.fromkeys(pairs))
