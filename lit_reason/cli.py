@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from transformers.utils.logging import disable_progress_bar
 
 from lit_reason import __version__, aggregation, filters, objectives, rewards, tasks  # noqa: F401
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
@@ -300,6 +301,7 @@ def quiet_lightning() -> None:
         r"[\s\S]*only one JsonargparseDeprecationWarning",
     ):
         warnings.filterwarnings("ignore", message=message)
+    disable_progress_bar()  # of transformers: loading a model is not what the bar is for
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
 
 
