@@ -17,7 +17,11 @@ class GrowingLayer(DynamicLayer):
     block = 128
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any  # noqa: ANN401
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,
+        **kwargs: Any,  # noqa: ANN401
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values and returns all of them."""
         if not self.is_initialized:
@@ -26,7 +30,10 @@ class GrowingLayer(DynamicLayer):
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         if end > self.room[0].shape[-2]:
-            self.room = (self._grow(self.keys, key_states, end), self._grow(self.values, value_states, end))
+            self.room = (
+                self._grow(self.keys, key_states, end),
+                self._grow(self.values, value_states, end),
+            )
         for room, new in zip(self.room, (key_states, value_states), strict=True):
             room[..., start:end, :] = new
         self.keys, self.values = (room[..., :end, :] for room in self.room)

@@ -179,7 +179,7 @@ class RolloutDataModule(LightningDataModule):
             seed = self._sampling_seed(version, rounds)
             enter_stage(self.trainer, "rollout")
             groups = self._groups(
-                self._next_prompts(), self.task, self.group_size, self.sampling, seed
+                self._next_prompts(), self.task, self.group_size, self.sampling, seed, self.rewards
             )
             self._sort(groups, kept, dropped)
             rounds += 1
@@ -239,11 +239,12 @@ class RolloutDataModule(LightningDataModule):
         samples: int,
         sampling: Sampling,
         seed: int,
+        rewards: dict[str, Reward],
     ) -> list[Group]:
         responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
         enter_stage(self.trainer, "scoring")
         return [
-            judge(prompt, ids, answers, task, self.rewards)
+            judge(prompt, ids, answers, task, rewards)
             for (prompt, ids), answers in zip(prompts, responses, strict=True)
         ]
 
@@ -283,7 +284,11 @@ class RolloutDataModule(LightningDataModule):
         share = share + [self.val_prompts[0]] * (self._evaluation_size(batch) - real)
         seed = self._sampling_seed(-1, batch)
         enter_stage(self.trainer, "validation")
-        groups = self._groups(share, self.val_task, self.val_samples, self.val_sampling, seed)
+        # per-token terms were set up for the training task, and nothing learns from them here
+        outcome = {name: term for name, term in self.rewards.items() if not term.per_token}
+        groups = self._groups(
+            share, self.val_task, self.val_samples, self.val_sampling, seed, outcome
+        )
         rollout = RolloutBatch.from_groups(
             groups,
             pad_id=self.backbone.tokenizer.pad_token_id,

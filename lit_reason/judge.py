@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
+from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
 from lit_reason.errors import ConfigError
@@ -28,16 +30,11 @@ def judge(
     group = Group(prompt, prompt_ids, responses, correct, [0.0] * len(responses))
     for name, term in rewards.items():
         values = term(prompt, responses, correct)
-        if len(values) != len(responses):
-            raise ConfigError(
-                f"data.rewards.{name}: returned {len(values)} values for {len(responses)} responses"
-            )
+        _check_count(name, values, len(responses), f"{len(responses)} responses")
         if term.per_token:
             _add_token_rewards(group, name, term.weight, values)  # type: ignore[arg-type]
             continue
-        weighted = [term.weight * float(v) for v in values]
-        if not all(math.isfinite(v) for v in weighted):
-            raise ConfigError(f"data.rewards.{name}: returned {values}; rewards must be finite")
+        weighted = [term.weight * _number(name, v) for v in values]
         group.terms[name] = weighted
         group.rewards = [a + b for a, b in zip(group.rewards, weighted, strict=True)]
     if group.token_rewards and any(not term.per_token for term in rewards.values()):
@@ -47,18 +44,35 @@ def judge(
     return group
 
 
+def _check_count(name: str, values: Any, count: int, what: str) -> None:
+    if not isinstance(values, Sized):
+        raise ConfigError(
+            f"data.rewards.{name}: returned {values!r}, expected one value for each of {what}"
+        )
+    if len(values) != count:
+        raise ConfigError(f"data.rewards.{name}: returned {len(values)} values for {what}")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data.rewards.{name}: returned {value!r}, expected a number") from error
+    if not math.isfinite(number):
+        raise ConfigError(f"data.rewards.{name}: returned {number}; rewards must be finite")
+    return number
+
+
 def _add_token_rewards(
     group: Group, name: str, weight: float, values: list[list[float | None]]
 ) -> None:
     rows = group.token_rewards or [[None] * r.length for r in group.responses]
+    totals = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
-        if len(added) != response.length:
-            raise ConfigError(
-                f"data.rewards.{name}: returned {len(added)} values for a response of "
-                f"{response.length} tokens"
-            )
-        for t, value in enumerate(added):
-            if value is not None:
-                row[t] = (row[t] or 0.0) + weight * value
+        _check_count(name, added, response.length, f"a response of {response.length} tokens")
+        given = {t: weight * _number(name, v) for t, v in enumerate(added) if v is not None}
+        for t, value in given.items():
+            row[t] = (row[t] or 0.0) + value
+        totals.append(sum(given.values()))
     group.token_rewards = rows
-    group.terms[name] = [sum(weight * v for v in row if v is not None) for row in values]
+    group.terms[name] = totals

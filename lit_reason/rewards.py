@@ -97,12 +97,20 @@ class SoftOverlong(Reward):
 
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:
         """Takes the token budget as L_max if none was given, and checks the ramp."""
-        self.max_length = self.max_length or max_new_tokens
+        if self.max_length is None:
+            self.max_length = max_new_tokens
         self.ramp = round(self.cache * self.max_length) if self.cache < 1 else int(self.cache)
         if not 0 < self.ramp <= self.max_length:
             raise ConfigError(
                 f"SoftOverlong.cache={self.cache}: must be a share of L_max between 0 and 1, or a "
-                f"number of tokens up to max_length={self.max_length} (data.sampling.max_new_tokens)"
+                f"number of tokens up to max_length={self.max_length} "
+                "(data.sampling.max_new_tokens)"
+            )
+        if self.max_length - self.ramp >= max_new_tokens:
+            raise ConfigError(
+                f"SoftOverlong.max_length={self.max_length}: would have no effect, responses "
+                f"end at data.sampling.max_new_tokens={max_new_tokens}, before the ramp; set it to "
+                "null"
             )
 
     def __call__(
