@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.checks import check_parts, check_sizes
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -81,7 +81,9 @@ class ReasonModule(LightningModule):
         self.logprob_chunk = logprob_chunk
         self.optimizer_factories = {"actor": actor_optimizer, "critic": critic_optimizer}
         self.scheduler_factories = {"actor": actor_scheduler, "critic": critic_scheduler}
-        self._check()
+        check_parts(self)
+        for term in self.terms.values():
+            term.aggregation = term.aggregation or self.policy.aggregation
 
         self.phase = "joint"  # "value_warmup" while only the critic learns (ValueWarmup callback)
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
@@ -94,35 +96,6 @@ class ReasonModule(LightningModule):
 
     # --- construction -------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        """Cross-checks the parts before any model is loaded."""
-        estimator = type(self.advantage).__name__
-        if self.advantage.needs_critic and self.value is None:
-            raise ConfigError(
-                f"model.value=null: model.advantage={estimator} needs a critic; set model.value to "
-                "ValueLoss, or model.advantage to GroupRelative"
-            )
-        if self.value is not None and not self.advantage.needs_critic:
-            raise ConfigError(
-                f"model.value={type(self.value).__name__}: would have no effect, "
-                f"model.advantage={estimator} uses no critic; set model.value to null"
-            )
-        if self.reference_refresh is not None and not self.needs_reference:
-            raise ConfigError(
-                f"model.reference_refresh={self.reference_refresh}: would have no effect without a "
-                "reference; add a KLToReference term, set model.kl_in_reward, or remove it"
-            )
-        if self.reference_refresh is not None and self.reference_refresh < 1:
-            raise ConfigError(
-                f"model.reference_refresh={self.reference_refresh}: must be at least 1 rollout"
-            )
-        if self.policy.aggregation is None:
-            raise ConfigError("model.policy.aggregation=null: the policy term needs one")
-        for name, term in self.terms.items():
-            if name in ("policy", "value"):
-                raise ConfigError(f"model.terms.{name}: the name is taken; choose another")
-            term.aggregation = term.aggregation or self.policy.aggregation
-
     @property
     def needs_reference(self) -> bool:
         """Whether a term or the reward compares with the reference policy."""
@@ -133,16 +106,7 @@ class ReasonModule(LightningModule):
         self.advantage.reduce = self.reduce
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and data is not None:
-            self.update.check(data.groups_per_rollout * data.group_size)
-            if isinstance(data.group_size, int) and data.group_size == 1:
-                self._refuse_single_groups()
-
-    def _refuse_single_groups(self) -> None:
-        if not self.advantage.needs_critic:
-            raise ConfigError(
-                f"data.group_size=1: model.advantage={type(self.advantage).__name__} compares the "
-                "responses of a group, and one response has advantage 0; choose at least 2"
-            )
+            check_sizes(self, data)
 
     def configure_model(self) -> None:
         """Builds the networks that the configuration needs, once."""

@@ -1,0 +1,78 @@
+"""Cross-checks of a module's parts, made before any model is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lit_reason.advantages import GroupRelative
+from lit_reason.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_reason.data import RolloutDataModule
+    from lit_reason.module import ReasonModule
+
+
+def check_parts(module: ReasonModule) -> None:
+    """Refuses parts that do not fit together, and parts that would have no effect.
+
+    Raises:
+        ConfigError: The first such part.
+    """
+    _check_critic(module)
+    _check_reference(module)
+    if module.policy.aggregation is None:
+        raise ConfigError(
+            "model.policy.aggregation=null: the policy term needs one, for example TokenMean"
+        )
+    for name in module.terms:
+        if name in ("policy", "value"):
+            raise ConfigError(
+                f"model.terms.{name}: the name is taken; choose another, like my_{name}"
+            )
+
+
+def _check_critic(module: ReasonModule) -> None:
+    estimator = type(module.advantage).__name__
+    if module.advantage.needs_critic and module.value is None:
+        raise ConfigError(
+            f"model.value=null: model.advantage={estimator} needs a critic; set model.value to "
+            "ValueLoss, or model.advantage to GroupRelative"
+        )
+    if module.value is not None and not module.advantage.needs_critic:
+        raise ConfigError(
+            f"model.value={type(module.value).__name__}: would have no effect, model.advantage="
+            f"{estimator} uses no critic; set model.value to null"
+        )
+    for key in ("critic_epochs", "critic_minibatch_size"):
+        value = getattr(module.update, key)
+        if module.value is None and value is not None:
+            raise ConfigError(
+                f"model.update.{key}={value}: would have no effect without a critic; set it to null"
+            )
+
+
+def _check_reference(module: ReasonModule) -> None:
+    every = module.reference_refresh
+    if every is None:
+        return
+    if every < 1:
+        raise ConfigError(f"model.reference_refresh={every}: must be at least 1 rollout, or null")
+    if not module.needs_reference:
+        raise ConfigError(
+            f"model.reference_refresh={every}: would have no effect without a reference; add a "
+            "KLToReference term, set model.kl_in_reward, or set it to null"
+        )
+
+
+def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
+    """Refuses batch sizes that do not divide, and groups too small for the estimator.
+
+    Raises:
+        ConfigError: The first such size.
+    """
+    module.update.check(data.groups_per_rollout * data.group_size)
+    if data.group_size == 1 and isinstance(module.advantage, GroupRelative):
+        raise ConfigError(
+            "data.group_size=1: model.advantage=GroupRelative compares the responses of a group, "
+            "and one response has advantage 0; choose at least 2"
+        )
