@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -51,7 +52,7 @@ class Backbone(ABC):
         self.gradient_checkpointing = gradient_checkpointing
 
     @cached_property
-    def tokenizer(self) -> Any:  # noqa: ANN401
+    def tokenizer(self) -> Any:
         """The tokenizer, padding on the left, with an end token."""
         tokenizer = self._load_tokenizer()
         if tokenizer.eos_token_id is None:
@@ -96,7 +97,7 @@ class Backbone(ABC):
         # from_pretrained returns eval mode, where gradient checkpointing is off
         model.train()
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            _recompute_activations(model)
         return model
 
     def critic(self) -> ValueModel:
@@ -104,7 +105,7 @@ class Backbone(ABC):
         causal = self._build(random=self.critic_init == "random")
         critic = ValueModel(causal.base_model).train()
         if self.gradient_checkpointing:
-            critic.base.gradient_checkpointing_enable({"use_reentrant": False})
+            _recompute_activations(critic.base)
         if self.critic_init not in ("policy", "random"):
             load_critic(critic, Path(self.critic_init))
         return critic
@@ -114,7 +115,7 @@ class Backbone(ABC):
         return self._build().requires_grad_(False).eval()
 
     @abstractmethod
-    def _load_tokenizer(self) -> Any: ...  # noqa: ANN401
+    def _load_tokenizer(self) -> Any: ...
 
     @abstractmethod
     def _load_config(self) -> PreTrainedConfig: ...
@@ -127,6 +128,13 @@ class Backbone(ABC):
 
     def __str__(self) -> str:
         return type(self).__name__
+
+
+def _recompute_activations(model: Any) -> None:
+    # renamed in transformers 5
+    old = "gradient_checkpointing_enable"
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
+    enable({"use_reentrant": False})
 
 
 class Pretrained(Backbone):
@@ -157,17 +165,17 @@ class Pretrained(Backbone):
         self.path = str(folder) if folder.is_dir() else path
         self.attn = attn
 
-    def _load(self, loader: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _load(self, loader: Any, **kwargs: Any) -> Any:
         try:
             return loader.from_pretrained(self.path, **kwargs)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"model.backbone.path={self.path}: cannot be loaded ({reason}); give a model "
                 "folder, or a hub id that this machine can reach"
             ) from error
 
-    def _load_tokenizer(self) -> Any:  # noqa: ANN401
+    def _load_tokenizer(self) -> Any:
         return self._load(AutoTokenizer)
 
     def _load_config(self) -> PreTrainedConfig:
@@ -244,7 +252,7 @@ class Scratch(Backbone):
         self.alphabet, self.hidden_size, self.layers = alphabet, hidden_size, layers
         self.heads, self.positions, self.seed = heads, context_length, seed
 
-    def _load_tokenizer(self) -> Any:  # noqa: ANN401
+    def _load_tokenizer(self) -> Any:
         return character_tokenizer(self.alphabet)
 
     def _load_config(self) -> PreTrainedConfig:

@@ -15,7 +15,7 @@ def encode_prompts(
     tokenizer: Any,
     max_length: int | None,
     budget: int | None,
-    key: str,  # noqa: ANN401
+    key: str,
 ) -> list[tuple[Prompt, list[int]]]:
     """Encodes every prompt of a task.
 
@@ -44,6 +44,14 @@ def encode_prompts(
             f"data.{key}: no prompt is left with data.max_prompt_length={max_length}; the shortest "
             f"has {min((len(ids) for _, ids in encoded), default=0)} tokens"
         )
+    unknown = [p for p, ids in kept if tokenizer.unk_token_id in ids]
+    if tokenizer.unk_token_id is not None and unknown:
+        warnings.warn(
+            f"model.backbone: {len(unknown)} of {len(kept)} prompts of data.{key} hold characters "
+            f"that the tokenizer does not know, the first is {unknown[0].text[:40]!r}",
+            ConfigWarning,
+            stacklevel=2,
+        )
     longest = max(len(ids) for _, ids in kept)
     if budget is not None and longest > budget:
         raise ConfigError(
@@ -54,7 +62,7 @@ def encode_prompts(
     return kept
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:  # noqa: ANN401
+def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Token ids of one prompt, with one beginning-of-sequence token where the tokenizer has one."""
     if prompt.messages is None:
         ids = tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
