@@ -48,7 +48,7 @@ class SequenceMean(Aggregation):
 
 
 class PromptMean(Aggregation):
-    """Mean over prompts of the mean over all tokens of a prompt's responses (DAPO Eq. 8, literally)."""
+    """Mean over prompts of the mean over all tokens of its responses (DAPO Eq. 8, literally)."""
 
     def __call__(self, mask: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
         """See `Aggregation.__call__`."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_reason.batch import RolloutBatch, trim
-from lit_reason.functional import logprobs_and_entropy, position_ids
+from lit_reason.functional import (
+    hidden_logprobs_and_entropy,
+    logprobs_and_entropy,
+    position_ids,
+)
 
 Entropy = Literal["none", "detached", "grad"]
+BLOCK = 2**24  # logits that may exist at once, 64 MiB in float32
+_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class PolicyOutputs(NamedTuple):
@@ -47,7 +53,9 @@ class ValueModel(nn.Module):
         """(B, S) values of the states after each input token, in float32."""
         hidden = self.base(use_cache=False, **inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
+            return nn.functional.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(
+                -1
+            )
 
 
 def policy_outputs(
@@ -59,20 +67,68 @@ def policy_outputs(
 ) -> PolicyOutputs:
     """Scores the sampled tokens with `actor`.
 
-    Prompt logits are never computed: only the T + 1 last positions are asked for.
+    Prompt logits are never computed, and where the logits are the head of the last hidden state,
+    those of the response exist in blocks only, again in the backward pass.
 
     Args:
         actor: A causal language model.
         rollout: B rows.
         temperature: The sampling temperature; log-probs are those of the sampled distribution.
         entropy: "none", "detached" (for the log) or "grad" (for the entropy bonus).
-        chunk: Positions per block of the vocabulary reduction; see `logprobs_and_entropy`.
+        chunk: Positions whose logits exist at once; `None` takes 64 MiB of them.
     """
     inputs, keep = _inputs(rollout)
-    logits = actor(use_cache=False, logits_to_keep=keep + 1, **inputs).logits[:, :-1]
     ids = rollout.response_ids[:, :keep]
-    logprobs, h = logprobs_and_entropy(logits, ids, temperature, entropy=entropy, chunk=chunk)
+    if has_plain_head(actor):
+        head: Any = actor.get_output_embeddings()  # type: ignore[operator]
+        hidden = actor.base_model(use_cache=False, **inputs).last_hidden_state  # type: ignore[operator]
+        size = chunk or max(BLOCK // head.weight.shape[0], 1)
+        logprobs, h = hidden_logprobs_and_entropy(
+            hidden[:, -keep - 1 : -1], head, ids, temperature, entropy, size
+        )
+    else:
+        # the last state predicts nothing that was sampled; it is scored all the same, since the
+        # backward pass of a slice would copy the gradient of all logits
+        logits = actor(use_cache=False, logits_to_keep=keep + 1, **inputs).logits
+        ids = nn.functional.pad(ids, (0, 1))
+        logprobs, h = logprobs_and_entropy(logits, ids, temperature, entropy, chunk)
+        logprobs, h = logprobs[:, :-1], None if h is None else h[:, :-1]
     return PolicyOutputs(_widen(logprobs, rollout), None if h is None else _widen(h, rollout))
+
+
+def has_plain_head(actor: nn.Module) -> bool:
+    """Whether the logits of `actor` are its head of the last hidden state and nothing more.
+
+    Some architectures scale or cap them. The answer does not depend on the weights: one token is
+    run with the head's output replaced, and head and rest must pass on what they are given.
+    """
+    if actor not in _heads:
+        _heads[actor] = _probe_head(actor)
+    return _heads[actor]
+
+
+@torch.no_grad()
+def _probe_head(actor: nn.Module) -> bool:
+    if not isinstance(actor, PreTrainedModel) or actor.base_model is actor:
+        return False
+    head: Any = actor.get_output_embeddings()
+    if type(getattr(head, "weight", None)) is not nn.Parameter:  # none, or sharded
+        return False
+    device, seen = head.weight.device, []
+    probe = torch.linspace(-99.0, 99.0, head.weight.shape[0], device=device)[None, None]
+    token = torch.zeros((1, 1), dtype=torch.long, device=device)
+
+    def replace(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        seen.append(inputs[0])
+        return probe
+
+    hook = head.register_forward_hook(replace)
+    try:
+        logits = actor(token, use_cache=False).logits
+        hidden = actor.base_model(token, use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+    return len(seen) == 1 and torch.equal(logits, probe) and torch.equal(seen[0], hidden)
 
 
 def state_values(critic: nn.Module, rollout: RolloutBatch) -> Tensor:
@@ -92,5 +148,5 @@ def _inputs(rollout: RolloutBatch) -> tuple[dict[str, Tensor], int]:
 
 def _widen(x: Tensor, rollout: RolloutBatch) -> Tensor:
     width = rollout.response_mask.shape[1]
-    x = F.pad(x, (0, width - x.shape[1]))
+    x = nn.functional.pad(x, (0, width - x.shape[1]))
     return torch.where(rollout.response_mask, x, torch.zeros_like(x))

@@ -50,7 +50,7 @@ class LossTerm(ABC):
         return experience.rollout.loss_mask
 
     @abstractmethod
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """(B, T): the loss of each token, minimised.
 
         Args:
@@ -58,7 +58,7 @@ class LossTerm(ABC):
             outputs: `PolicyOutputs` for the actor; (B, T) values for the critic.
         """
 
-    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:
         """Per-token quantities (B, T) to log, averaged over `mask`."""
         return {}
 
@@ -93,11 +93,11 @@ class ClippedSurrogate(LossTerm):
             raise ConfigError(f"model.policy.dual_clip={dual_clip}: must be above 1, for example 3")
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
 
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
         return clipped_surrogate(*self._inputs(experience, outputs))
 
-    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:
         """Clip fractions by bound, mean ratio and the k3 estimate of KL(old ‖ new)."""
         inputs = self._inputs(experience, outputs)
         low, high, dual = clip_masks(*inputs)
@@ -110,7 +110,7 @@ class ClippedSurrogate(LossTerm):
         }
         return stats if self.dual_clip is None else {**stats, "clip_fraction_dual": dual.float()}
 
-    def _inputs(self, experience: Experience, outputs: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    def _inputs(self, experience: Experience, outputs: Any) -> tuple[Any, ...]:
         old, advantages = experience.old_logprobs, experience.advantages
         bounds = self.clip_low, self.clip_high, self.dual_clip
         return outputs.logprobs, old, advantages, *bounds
@@ -140,11 +140,12 @@ class ValueLoss(LossTerm):
         """(B, T) bool: the tokens that train the critic."""
         return experience.rollout.value_mask
 
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
+        assert experience.returns is not None
         return value_loss(outputs, experience.returns, experience.values, self._clip(experience))
 
-    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:
         """Share of values at which the clipped branch holds."""
         clip = self._clip(experience)
         if clip is None or experience.values is None:
@@ -177,8 +178,9 @@ class KLToReference(LossTerm):
         super().__init__(coef, aggregation)
         self.estimator = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator]
 
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
+        assert experience.ref_logprobs is not None
         return self.estimator(outputs.logprobs, experience.ref_logprobs)
 
 
@@ -195,7 +197,7 @@ class EntropyBonus(LossTerm):
     def __init__(self, coef: float = 0.001, aggregation: Aggregation | None = None) -> None:
         super().__init__(coef, aggregation)
 
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
         return -outputs.entropy
 
@@ -221,7 +223,7 @@ class PositiveExampleLM(LossTerm):
         rollout = experience.rollout
         return rollout.loss_mask & rollout.correct[:, None]
 
-    def loss(self, experience: Experience, outputs: Any) -> Tensor:  # noqa: ANN401
+    def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
         return nll(outputs.logprobs)
 

@@ -145,7 +145,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         logits: Tensor,
         ids: Tensor,
         temperature: float,
@@ -169,7 +169,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad_logprobs: Tensor,
         grad_entropies: Tensor,
     ) -> tuple[Tensor, None, None, None, None]:
@@ -248,9 +248,10 @@ def hidden_logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     r"""The same from hidden states, never holding the logits of more than one chunk.
 
-    Applies `head` chunk by chunk and, where a gradient is needed, again in the backward pass. The
-    peak extra memory is a few times ``chunk * V`` floats, whatever the number of positions.
-    Pass the hidden states of the positions that predict `ids` only.
+    Applies `head` chunk by chunk and, where a gradient is needed and there is more than one chunk,
+    again in the backward pass. The peak extra memory is a few times ``chunk * V`` floats, whatever
+    the number of positions. Pass the hidden states of the positions that predict `ids` only. The
+    head must be deterministic.
 
     Args:
         hidden: Output of the last layer.
@@ -281,12 +282,15 @@ def hidden_logprobs_and_entropy(
         return logprobs_and_entropy(head(states), tokens, temperature, entropy)
 
     flat, tokens = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
-    parts = [
-        checkpoint(score, h, i, use_reentrant=False)
-        for h, i in zip(flat.split(size), tokens.split(size), strict=True)
-    ]
+    if len(tokens) <= size:  # nothing to gain from a second pass
+        parts = [score(flat, tokens)]
+    else:
+        parts = [
+            checkpoint(score, h, i, use_reentrant=False, preserve_rng_state=False)
+            for h, i in zip(flat.split(size), tokens.split(size), strict=True)
+        ]
     logprobs = torch.cat([p[0] for p in parts]).reshape(ids.shape)
     entropies = None
     if entropy != "none":
-        entropies = torch.cat([p[1] for p in parts]).reshape(ids.shape)
+        entropies = torch.cat([p[1] for p in parts if p[1] is not None]).reshape(ids.shape)
     return logprobs, entropies
