@@ -31,7 +31,8 @@ class RolloutDataModule(LightningDataModule):
     the weights it will train. With a group filter, rounds of fresh prompts are generated until
     enough groups are kept; after `max_rounds` rounds the batch is filled up with dropped groups
     whose tokens do not train the actor (`groups/filled` counts them). If none was kept, the
-    actor's update is skipped and counted (`update/skipped_actor`).
+    actor's update is skipped and counted (`update/skipped_actor`). Groups kept beyond the N that
+    are needed are not carried over, as the next rollout has other weights (`groups/surplus`).
 
     Args:
         task: Training problems.
@@ -138,14 +139,32 @@ class RolloutDataModule(LightningDataModule):
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         for term in self.rewards.values():
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+        self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
         if stage == "fit":
             self.prompts = self._encode(self.task, self.sampling, "task")
-        self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+            self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
         limit = self.backbone.context_length
         budget = None if limit is None else limit - sampling.max_new_tokens
         return encode_prompts(task, self.backbone.tokenizer, self.max_prompt_length, budget, key)
+
+    def _check_prompts(self) -> None:
+        _, world = self.shard()
+        if len(self.prompts) < world:
+            raise ConfigError(
+                f"data.task: {len(self.prompts)} problems for {world} processes; give each at "
+                "least one, or lower trainer.devices"
+            )
+        seen = {tuple(ids) for _, ids in self.prompts}
+        leaked = sum(tuple(ids) in seen for _, ids in self.val_prompts)
+        if leaked and self.val_task is not self.task:
+            warnings.warn(
+                f"data.val_task: {leaked} of {len(self.val_prompts)} prompts are also in "
+                "data.task, so accuracy on them is not on held-out problems; choose another split",
+                ConfigWarning,
+                stacklevel=2,
+            )
 
     def train_dataloader(self) -> RolloutLoader:
         """One rollout an item."""
@@ -187,6 +206,7 @@ class RolloutDataModule(LightningDataModule):
             # every rank leaves the loop in the same round: generation may be collective
             if self._on_all_ranks(enough) or rounds == self.max_rounds:
                 break
+        surplus = kept[self.groups_per_rollout :]
         kept = kept[: self.groups_per_rollout]
         filled = dropped[: self.groups_per_rollout - len(kept)]
         batch = RolloutBatch.from_groups(
@@ -197,7 +217,7 @@ class RolloutDataModule(LightningDataModule):
         )
         batch.loss_mask[len(kept) * self.group_size :] = False
         batch.stats = {
-            **self._statistics(kept, dropped, rounds, len(filled)),
+            **self._statistics(kept, dropped, rounds, len(filled), len(surplus)),
             "time/rollout": time.perf_counter() - started,
         }
         return batch
@@ -213,7 +233,7 @@ class RolloutDataModule(LightningDataModule):
             (kept if k else dropped).append(group)
 
     def _statistics(
-        self, kept: list[Group], dropped: list[Group], rounds: int, filled: int
+        self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
     ) -> dict[str, float]:
         stats: dict[str, float] = {}
         for name in self.rewards:
@@ -229,6 +249,7 @@ class RolloutDataModule(LightningDataModule):
                 "groups/dropped_all_wrong": float(sum(not any(g.correct) for g in dropped)),
                 "groups/rounds": float(rounds),
                 "groups/filled": float(filled),
+                "groups/surplus": float(surplus),
             }
         return stats
 

@@ -25,14 +25,14 @@ class MetricsFile(CSVLogger):
         self._earlier = _read(Path(run_dir, "metrics.csv"))
 
     @property
-    def experiment(self) -> Any:  # noqa: ANN401
+    def experiment(self) -> Any:
         """Lightning's writer, without its warning about the file that this class continues."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Experiment logs directory")
             return super().experiment
 
     @rank_zero_only
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:  # noqa: ANN401
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Adds a row."""
         if self._earlier and step is not None:
             kept = [row for row in self._earlier if int(row["step"]) < step]
@@ -51,4 +51,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        # the last row of a run that was killed may be cut off
+        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit()]

@@ -162,7 +162,7 @@ class ReasonModule(LightningModule):
         experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
         enter_stage(self.trainer, "update")
         updates = self._update(experience, first, generator)
-        self._step_schedules()
+        self._step_schedules(updates)
         self.policy_version += 1
         self._refresh_reference()
         self._log(rollout, {**stats, **_average(updates)})
@@ -273,10 +273,12 @@ class ReasonModule(LightningModule):
     def _as_list(x: Any) -> list[Any]:
         return x if isinstance(x, list) else [] if x is None else [x]
 
-    def _step_schedules(self) -> None:
+    def _step_schedules(self, updates: list[dict[str, Tensor]]) -> None:
+        """Steps the schedules of the networks that took an optimizer step in this rollout."""
         scheduled = [n for n in self.trained if self.scheduler_factories[n] is not None]
         for name, scheduler in zip(scheduled, self._as_list(self.lr_schedulers()), strict=True):
-            if name == "critic" or self.phase == "joint":
+            key = f"update/skipped_{name}"
+            if any(key in stats and not stats[key] for stats in updates):
                 scheduler.step()
 
     def _refresh_reference(self) -> None:
