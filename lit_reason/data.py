@@ -115,6 +115,12 @@ class RolloutDataModule(LightningDataModule):
                 f"data.groups_per_round={groups_per_round}: has no effect without "
                 "data.group_filter; set it to null"
             )
+        if self.max_rounds * self.groups_per_round < self.groups_per_rollout:
+            raise ConfigError(
+                f"data.groups_per_round={groups_per_round}: max_rounds={self.max_rounds} rounds "
+                f"cannot fill groups_per_rollout={self.groups_per_rollout}; choose at least "
+                f"{-(-self.groups_per_rollout // self.max_rounds)}"
+            )
         if self.sampling.temperature == 0:
             raise ConfigError(
                 "data.sampling.temperature=0: every response to a prompt would be the same; "
@@ -217,6 +223,7 @@ class RolloutDataModule(LightningDataModule):
         )
         batch.loss_mask[len(kept) * self.group_size :] = False
         batch.stats = {
+            **self._terms([*kept, *filled]),
             **self._statistics(kept, dropped, rounds, len(filled), len(surplus)),
             "time/rollout": time.perf_counter() - started,
         }
@@ -232,14 +239,15 @@ class RolloutDataModule(LightningDataModule):
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)
 
+    def _terms(self, groups: list[Group]) -> dict[str, float]:
+        """Mean of each outcome term over the batch; the same keys on every rank."""
+        terms = {name: [v for g in groups for v in g.terms.get(name, ())] for name in self.rewards}
+        return {f"reward/{name}": sum(v) / len(v) for name, v in terms.items() if v}
+
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
     ) -> dict[str, float]:
         stats: dict[str, float] = {}
-        for name in self.rewards:
-            values = [v for g in kept for v in g.terms.get(name, ())]
-            if values:
-                stats[f"reward/{name}"] = sum(values) / len(values)
         if self.group_filter is not None:
             right = sum(all(g.correct) for g in dropped)
             stats |= {
@@ -271,16 +279,17 @@ class RolloutDataModule(LightningDataModule):
 
     def _next_prompts(self) -> list[tuple[Prompt, list[int]]]:
         """The next prompts of this rank's share, in a new order each pass."""
-        rank, world = self.shard()
-        share = len(range(rank, len(self.prompts), world))
         chosen = []
         for _ in range(self.groups_per_round):
-            turn, place = divmod(self.cursor, share)
-            chosen.append(
-                self.prompts[_order(self.seed, turn, len(self.prompts))[rank::world][place]]
-            )
+            turn, place = divmod(self.cursor, len(self._share(0)))
+            chosen.append(self.prompts[self._share(turn)[place]])
             self.cursor += 1
         return chosen
+
+    def _share(self, turn: int) -> list[int]:
+        rank, world = self.shard()
+        order = _order(self.seed, turn, len(self.prompts))
+        return order[rank::world] or order  # of fewer problems than ranks, each rank takes all
 
     def shard(self) -> tuple[int, int]:
         """(rank, ranks) of this process among those that see different data."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Update:
         critic_epochs: Passes of the critic; null takes `epochs`.
         critic_minibatch_size: Responses per optimizer step of the critic; null takes
             `minibatch_size`.
+        max_nonfinite: Optimizer steps in a row with a loss or gradient that is not finite after
+            which the run stops and saves the mini-batch; null never stops. Such a step is skipped.
     """
 
     epochs: int = 1
@@ -35,6 +38,7 @@ class Update:
     max_grad_norm: float | None = 1.0
     critic_epochs: int | None = None
     critic_minibatch_size: int | None = None
+    max_nonfinite: int | None = 10
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -125,13 +129,14 @@ class Learner:
         self,
         experience: Experience,
         minibatch: Sequence[Tensor],
-        optimizer: Any,  # noqa: ANN401
+        optimizer: Any,
         backward: Callable[[Tensor], None],
     ) -> dict[str, Tensor]:
         """One optimizer step on one mini-batch.
 
-        A mini-batch in which no term counts a token on any rank, and one whose gradient is not
-        finite, changes no parameter; `skipped` says so.
+        A mini-batch in which no term counts a token on any rank, and one whose loss or gradient
+        is not finite, changes no parameter; `update/skipped_*` says so, and `update/nonfinite_*`
+        counts the latter.
 
         Args:
             experience: The whole rollout.
@@ -157,15 +162,16 @@ class Learner:
             start += len(indices)
         stats = self._finish(sums, counts)
         norm = self._gradient_norm()
-        finite = bool(torch.isfinite(norm))
+        losses = [stats[f"loss/{name}"] for name in self.terms]
+        finite = torch.isfinite(torch.stack([norm, *losses])).all()
         if finite:
             optimizer.step()
         optimizer.zero_grad()
-        skipped = torch.tensor(float(not finite), device=norm.device)
         return {
             **stats,
             f"grad_norm/{self.name}": norm,
-            f"update/skipped_{self.name}": skipped,
+            f"update/skipped_{self.name}": (~finite).float(),
+            f"update/nonfinite_{self.name}": (~finite).float(),
         }
 
     def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor]:
@@ -217,12 +223,92 @@ class Learner:
     def _gradient_norm(self) -> Tensor:
         """Sums the gradients over ranks, clips them and returns the norm before clipping."""
         if self.reduce is not None:
-            for parameter in self.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad = self.reduce(parameter.grad)
+            self._sum_gradients(self.reduce)
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         return nn.utils.clip_grad_norm_(self.parameters, limit)
+
+    def _sum_gradients(self, reduce: Reduce) -> None:
+        """Sums over ranks, many small gradients at once.
+
+        A parameter without a gradient on any rank keeps none, as on one process: with zeros, the
+        optimizer would decay it.
+        """
+        used = torch.tensor([float(p.grad is not None) for p in self.parameters])
+        used = reduce(used.to(self.parameters[0].device))
+        trained = [p for p, n in zip(self.parameters, used.tolist(), strict=True) if n]
+        for bucket in _buckets(trained):
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            total = reduce(torch.cat([g.flatten() for g in grads]))
+            parts = total.split([g.numel() for g in grads])
+            for parameter, grad, part in zip(bucket, grads, parts, strict=True):
+                parameter.grad = grad.copy_(part.view_as(grad))
+
+
+class NonFiniteGuard:
+    """Stops a run whose losses or gradients stay non-finite, and keeps what led there.
+
+    Args:
+        limit: Steps in a row; `None` never stops.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.in_a_row = 0
+
+    def observe(
+        self,
+        network: str,
+        stats: dict[str, Tensor],
+        experience: Experience,
+        rows: Tensor,
+        path: Path,
+    ) -> None:
+        """Counts one optimizer step.
+
+        Args:
+            network: "actor" or "critic".
+            stats: What `Learner.update` returned.
+            experience: The whole rollout.
+            rows: The mini-batch.
+            path: Where to save it.
+
+        Raises:
+            FloatingPointError: The limit is reached.
+        """
+        bad = stats.get(f"update/nonfinite_{network}")
+        if bad is None:  # nothing was computed
+            return
+        self.in_a_row = self.in_a_row + 1 if bad else 0
+        if self.limit is None or self.in_a_row < self.limit:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        minibatch = experience[rows.to(experience.advantages.device)]
+        saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
+        torch.save(saved, path)
+        raise FloatingPointError(
+            f"loss or gradient of the {network} not finite in {self.in_a_row} optimizer steps in a "
+            f"row; the last mini-batch is in {path} (model.update.max_nonfinite={self.limit})"
+        )
+
+
+def _tensors(batch: Any) -> dict[str, Any]:
+    """The fields of a batch as plain values that `torch.load` takes without trust."""
+    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    rollout = values.pop("rollout", None)
+    return values if rollout is None else {**values, "rollout": _tensors(rollout)}
+
+
+def _buckets(parameters: Sequence[nn.Parameter], size: int = 2**24) -> list[list[nn.Parameter]]:
+    """Neighbours of one type, at most `size` numbers together where there is more than one."""
+    buckets: list[list[nn.Parameter]] = []
+    room, kind = 0, None
+    for parameter in parameters:
+        if parameter.numel() > room or (parameter.dtype, parameter.device) != kind:
+            buckets.append([])
+            room, kind = size, (parameter.dtype, parameter.device)
+        buckets[-1].append(parameter)
+        room -= parameter.numel()
+    return buckets
 
 
 def _add(sums: dict[str, Tensor], key: str, value: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lit_reason.functional import (
     kl_penalised_rewards,
     outcome_to_tokens,
 )
-from lit_reason.learner import Learner, Update
+from lit_reason.learner import Learner, NonFiniteGuard, Update
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import Entropy, policy_outputs, state_values
 from lit_reason.objectives import LossTerm
@@ -88,6 +89,7 @@ class ReasonModule(LightningModule):
         self.phase = "joint"  # "value_warmup" while only the critic learns (ValueWarmup callback)
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
         self.policy_version = 0  # rollouts trained on so far
+        self.guard = NonFiniteGuard(update.max_nonfinite)
         self.actor: Any = None
         self.critic: Any = None
         self.reference: Any = None
@@ -141,7 +143,8 @@ class ReasonModule(LightningModule):
         """Sums a tensor over the data-parallel ranks; `None` on one process."""
         if self.trainer.world_size == 1:
             return None
-        return lambda x: self.trainer.strategy.reduce(x, reduce_op="sum")  # type: ignore[return-value]
+        # a copy, because Lightning sums in place
+        return lambda x: self.trainer.strategy.reduce(x.clone(), reduce_op="sum")  # type: ignore[return-value]
 
     # --- one rollout --------------------------------------------------------------------------
 
@@ -235,11 +238,16 @@ class ReasonModule(LightningModule):
             for epoch in range(epochs):
                 reuse = name == "actor" and epoch == 0
                 plan = first if reuse else self.update.partition(lengths, size, generator)
-                stats += [
-                    learner.update(experience, minibatch, optimizers[name], self._backward)
-                    for minibatch in plan
-                ]
+                for minibatch in plan:
+                    step = learner.update(experience, minibatch, optimizers[name], self._backward)
+                    self.guard.observe(name, step, experience, torch.cat(minibatch), self._dump)
+                    stats.append(step)
         return stats
+
+    @property
+    def _dump(self) -> Path:
+        """Where this rank saves a mini-batch that stops the run."""
+        return Path(self.trainer.default_root_dir, f"nonfinite_rank{self.trainer.global_rank}.pt")
 
     def learners(self) -> dict[str, Learner]:
         """The trained networks with their loss terms, in update order."""
@@ -303,18 +311,23 @@ class ReasonModule(LightningModule):
         for key, value in extra.items():
             stats[f"{key}_mean"] = value.mean()
             stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
-        stats = self._mean_over_ranks(stats)
+        stats = self._over_ranks(stats)
         if experience.values is not None and experience.returns is not None:
             stats["value/explained_variance"] = explained_variance(
                 experience.values, experience.returns, rollout.value_mask, reduce=self.reduce
             )
         return stats
 
-    def _mean_over_ranks(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _over_ranks(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.reduce is None:
             return stats
-        mean = self.reduce(torch.stack([v.float() for v in stats.values()]))
-        return dict(zip(stats, mean / self.trainer.world_size, strict=True))
+        reduced: dict[str, Tensor] = {}
+        for op in ("mean", "min", "max"):
+            keys = [k for k in stats if _across_ranks(k) == op]
+            values = torch.stack([stats[k].float() for k in keys]) if keys else torch.zeros(0)
+            total: Any = self.trainer.strategy.reduce(values.to(self.device), reduce_op=op)
+            reduced |= dict(zip(keys, total, strict=True))
+        return reduced
 
     def _log(self, rollout: RolloutBatch, stats: dict[str, Tensor]) -> None:
         shown = ("reward", "accuracy", "response_length")
@@ -383,6 +396,11 @@ class ReasonModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the rollout counter."""
         self.policy_version = checkpoint.get("policy_version", 0)
+
+
+def _across_ranks(key: str) -> str:
+    """How a statistic of each rank's rollout becomes that of all of them."""
+    return next((op for op in ("min", "max") if key.endswith(f"_{op}")), "mean")
 
 
 def _average(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ import torch
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.aggregation import ConstantLength, PromptMean, SequenceMean, TokenMean
 from lit_reason.backbones import Bundled
-from lit_reason.batch import RolloutBatch
-from lit_reason.learner import Update
+from lit_reason.batch import Group, Prompt, Response, RolloutBatch
+from lit_reason.learner import Learner, Update, _buckets
 from lit_reason.module import ReasonModule
 from lit_reason.networks import policy_outputs
 from lit_reason.objectives import (
@@ -241,6 +241,99 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(backbone):
     assert stats["update/skipped_actor"] == 1
     after = module.actor.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_even_with_a_finite_gradient(backbone):
+    """An infinite value target under a clipped branch has no gradient, but the loss shows it."""
+    module = build(backbone)
+    experience = experience_of(module, demonstrations(backbone))
+    experience.returns[0, 0] = float("inf")
+    experience.values[0, 0] = -1.0  # the clipped branch, whose gradient is 0, is the larger one
+    before = copy.deepcopy(module.critic.state_dict())
+    optimizer = torch.optim.AdamW(module.critic.parameters(), lr=0.1)
+    learner = module.learners()["critic"]
+    stats = learner.update(experience, [torch.arange(16)], optimizer, torch.Tensor.backward)
+    assert stats["update/skipped_critic"] == stats["update/nonfinite_critic"] == 1
+    after = module.critic.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_run_that_stays_non_finite_stops_and_keeps_its_mini_batch(backbone, tmp_path):
+    module = build(backbone, update=Update(1, 4, 4, max_nonfinite=3))
+    experience = experience_of(module, demonstrations(backbone))
+    learner = module.learners()["actor"]
+    optimizer = torch.optim.SGD(module.actor.parameters(), lr=1e-6)
+    path = tmp_path / "run" / "batch.pt"
+
+    def step(rows):
+        stats = learner.update(experience, [rows], optimizer, torch.Tensor.backward)
+        module.guard.observe("actor", stats, experience, rows, path)
+
+    bad, good, empty = torch.arange(4), torch.arange(4, 8), torch.arange(8, 12)
+    experience.advantages[2, 1] = float("nan")
+    experience.rollout.loss_mask[8:12] = False
+    for rows in (bad, bad, good, bad, empty, bad):  # a good step starts the count again
+        step(rows)
+    assert not path.exists()
+    with pytest.raises(FloatingPointError, match="actor not finite in 3 optimizer steps in a row"):
+        step(bad)
+    saved = torch.load(path, weights_only=True)
+    assert saved["network"] == "actor"
+    assert saved["advantages"][2, 1].isnan()
+    assert torch.equal(saved["rollout"]["response_ids"], experience.rollout.response_ids[:4])
+
+
+def test_gradients_are_summed_in_buckets_and_unused_parameters_keep_none():
+    """Two ranks that hold the same: twice the gradient, and no zeros where there was none."""
+    parameters = [torch.nn.Parameter(torch.randn(n)) for n in (3, 5, 2, 4)]
+    for p in parameters[:3]:
+        p.grad = torch.randn_like(p)
+    network = torch.nn.ParameterList(parameters)
+    learner = Learner("actor", network, {}, None, None, reduce=lambda x: x.clone() * 2)
+    want = [p.grad * 2 for p in parameters[:3]]
+    norm = learner._gradient_norm()
+    for p, w in zip(parameters, want, strict=False):
+        torch.testing.assert_close(p.grad, w)
+    assert parameters[3].grad is None
+    torch.testing.assert_close(norm, torch.cat(want).norm())
+    sizes = [[p.numel() for p in bucket] for bucket in _buckets(parameters, size=8)]
+    assert sizes == [[3, 5], [2, 4]]
+    assert [len(b) for b in _buckets(parameters, size=1)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+def test_f04_entropy_is_computed_for_its_readers_only(backbone, monkeypatch, monitored):
+    """F04: a metric takes the pass without gradient; only the entropy bonus takes a gradient."""
+    asked = []
+
+    def spy(network, micro, temperature, entropy, chunk):
+        asked.append((entropy, torch.is_grad_enabled()))
+        return policy_outputs(network, micro, temperature, entropy, chunk)
+
+    monkeypatch.setattr("lit_reason.module.policy_outputs", spy)
+    for terms in ({}, TERMS["entropy"]):
+        asked.clear()
+        module = build(backbone, terms)
+        module.monitor_entropy = monitored
+        experience = experience_of(module, demonstrations(backbone))
+        assert (experience.entropy is not None) == monitored
+        step(module, experience, "actor", 16)
+        watched = "detached" if monitored else "none"
+        assert asked == [(watched, False), ("grad" if terms else "none", True)]
+
+
+def test_b12_the_outcome_reward_stands_on_the_last_sampled_token(backbone):
+    """B12: ended before the padding, cut off at the limit, and ended at once; C02: pad is eos."""
+    eos = backbone.tokenizer.eos_token_id
+    ids = [(3, 4, eos), (3, 4, 5, 6, 7), (eos,)]
+    responses = [Response(row, "", truncated=row[-1] != eos) for row in ids]
+    group = Group(Prompt(0, "", ""), [3], responses, [True] * 3, [1.0] * 3)
+    rollout = RolloutBatch.from_groups([group], pad_id=eos)
+    rewards = build(backbone)._token_rewards(rollout, {})
+    assert rewards.nonzero().tolist() == [[0, 2], [1, 4], [2, 0]]
+    assert rewards.sum(1).tolist() == [1.0, 1.0, 1.0]
+    assert rollout.lengths.tolist() == [3, 5, 1]
+    assert rollout.truncated.tolist() == [False, True, False]
 
 
 def test_the_positive_example_term_reads_the_verdict_and_only_correct_responses(backbone):
