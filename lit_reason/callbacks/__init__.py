@@ -1,5 +1,7 @@
-"""Callbacks. Two kinds: those that intervene edit the rollout or the phase before the update
-(`OverlongFilter`, `ValueWarmup`); the others only observe.
+"""Callbacks.
+
+`OverlongFilter` and `ValueWarmup` intervene: they edit the rollout or the phase before the update.
+The others only observe.
 """
 
 from lit_reason.callbacks.entropy import EntropyMonitor

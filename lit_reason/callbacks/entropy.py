@@ -37,7 +37,7 @@ class EntropyMonitor(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401
+        outputs: Any,
         batch: RolloutBatch,
         batch_idx: int,
     ) -> None:

@@ -44,7 +44,7 @@ class PredictionWriter(BasePredictionWriter):
         pl_module: LightningModule,
         prediction: RolloutBatch,
         batch_indices: Sequence[int] | None,
-        batch: Any,  # noqa: ANN401
+        batch: Any,
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:

@@ -34,7 +34,7 @@ class ReasonProgressBar(TQDMProgressBar):
         epoch = f"Epoch {trainer.current_epoch}"
         self.train_progress_bar.set_description_str(f"{epoch} · {phase}{stage}", refresh=True)
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:  # noqa: ANN401
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         """Starts the epoch's bar with its name."""
         super().on_train_epoch_start(trainer, *_)
         self.train_progress_bar.set_description_str(f"Epoch {trainer.current_epoch}")

@@ -31,11 +31,21 @@ class SampleTable(Callback):
         self.every_n_rollouts, self.rows = every_n_rollouts, rows
 
     @rank_zero_only
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops rows of rollouts that a resumed run will generate again."""
+        path = Path(trainer.default_root_dir, "samples.jsonl")
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            done: Any = pl_module.policy_version
+            kept = [x for x in lines if x.endswith("\n") and json.loads(x)["rollout"] < done]
+            path.write_text("".join(kept), encoding="utf-8")
+
+    @rank_zero_only
     def on_train_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401
+        outputs: Any,
         batch: RolloutBatch,
         batch_idx: int,
     ) -> None:
@@ -56,7 +66,7 @@ class SampleTable(Callback):
 def describe_rows(
     batch: RolloutBatch,
     tokenizer: Any,
-    rows: int | None = None,  # noqa: ANN401
+    rows: int | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of a rollout as plain values, `rows` of them spread evenly, or all."""
     step = max(len(batch) // rows, 1) if rows else 1
@@ -64,8 +74,8 @@ def describe_rows(
     return [_describe_row(batch, tokenizer, i) for i in chosen]
 
 
-def _describe_row(batch: RolloutBatch, tokenizer: Any, i: int) -> dict[str, Any]:  # noqa: ANN401
-    def text(ids: Any, mask: Any) -> str:  # noqa: ANN401
+def _describe_row(batch: RolloutBatch, tokenizer: Any, i: int) -> dict[str, Any]:
+    def text(ids: Any, mask: Any) -> str:
         return tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
 
     return {

@@ -50,11 +50,19 @@ class ValueWarmup(Callback):
         """Sets `module.phase` for this rollout."""
         module: Any = pl_module
         module.phase = "value_warmup" if module.policy_version < self.rollouts else "joint"
-        if module.policy_version == self.rollouts:
-            self._finish(trainer, module)
-
-    def _finish(self, trainer: Trainer, module: Any) -> None:  # noqa: ANN401
-        if self.reset_optimizer:
+        if module.policy_version == self.rollouts and self.reset_optimizer:
             module.optimizers()[module.trained.index("critic")].optimizer.state.clear()
-        if self.save:
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: RolloutBatch,
+        batch_idx: int,
+    ) -> None:
+        """Writes the critic after the last warm-up rollout, which may be the last of the run."""
+        module: Any = pl_module
+        ended = module.phase == "value_warmup" and module.policy_version == self.rollouts
+        if ended and self.save:
             rank_zero_only(save_critic)(module.critic, Path(trainer.default_root_dir, "critic"))
