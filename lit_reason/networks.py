@@ -99,12 +99,34 @@ def policy_outputs(
 def has_plain_head(actor: nn.Module) -> bool:
     """Whether the logits of `actor` are its head of the last hidden state and nothing more.
 
-    Some architectures scale or cap them. The answer does not depend on the weights: one token is
-    run with the head's output replaced, and head and rest must pass on what they are given.
+    Some architectures scale or cap them. The answer does not depend on the weights: what is
+    around the head must pass on exactly the states and the scores that it is given.
     """
     if actor not in _heads:
         _heads[actor] = _probe_head(actor)
     return _heads[actor]
+
+
+class _Layers(nn.Module):
+    """Stands in for the layers of a model: returns the states it was given, and no more."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, *_: Any, **__: Any) -> _Output:
+        return _Output(self.states)
+
+
+class _Output:
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, item: int) -> Tensor:
+        return (self.last_hidden_state,)[item]
+
+    def __getattr__(self, name: str) -> None:
+        return None  # caches, attentions, router logits: whatever an architecture may have
 
 
 @torch.no_grad()
@@ -114,21 +136,26 @@ def _probe_head(actor: nn.Module) -> bool:
     head: Any = actor.get_output_embeddings()
     if type(getattr(head, "weight", None)) is not nn.Parameter:  # none, or sharded
         return False
-    device, seen = head.weight.device, []
-    probe = torch.linspace(-99.0, 99.0, head.weight.shape[0], device=device)[None, None]
-    token = torch.zeros((1, 1), dtype=torch.long, device=device)
+    vocab, width = head.weight.shape
+    states = torch.linspace(-9.0, 9.0, width, device=head.weight.device)[None, None]
+    scores = torch.linspace(-99.0, 99.0, vocab, device=head.weight.device)[None, None]
+    seen: list[Tensor] = []
 
     def replace(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         seen.append(inputs[0])
-        return probe
+        return scores
 
-    hook = head.register_forward_hook(replace)
+    layers, hook = actor.base_model, head.register_forward_hook(replace)
     try:
+        setattr(actor, actor.base_model_prefix, _Layers(states))
+        token = torch.zeros((1, 1), dtype=torch.long, device=states.device)
         logits = actor(token, use_cache=False).logits
-        hidden = actor.base_model(token, use_cache=False).last_hidden_state
+    except AttributeError:  # reads more of its layers than their output
+        return False
     finally:
+        setattr(actor, actor.base_model_prefix, layers)
         hook.remove()
-    return len(seen) == 1 and torch.equal(logits, probe) and torch.equal(seen[0], hidden)
+    return len(seen) == 1 and torch.equal(seen[0], states) and torch.equal(logits, scores)
 
 
 def state_values(critic: nn.Module, rollout: RolloutBatch) -> Tensor:

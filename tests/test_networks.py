@@ -12,6 +12,7 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
+    OPTConfig,
 )
 
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
@@ -49,6 +50,8 @@ CONFIGS = {
     "gemma2": Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5),
     "cohere": CohereConfig(**SMALL, num_key_value_heads=2, logit_scale=0.25),
     "granite": GraniteConfig(**SMALL, num_key_value_heads=2, logits_scaling=3.0),
+    # and this one reaches into its layers
+    "opt": OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0),
 }
 PLAIN = ("gpt2", "llama")
 
