@@ -28,7 +28,7 @@ from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError
-from lit_reason.explain import explain, nested_reason
+from lit_reason.explain import explain, nested_reason, read_configs
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
 
@@ -41,6 +41,10 @@ class ReasonParser(LightningArgumentParser):
 
     arguments: ClassVar[list[str]] = []  # of this process, for messages
     keys: ClassVar[dict[str, Any]] = {}  # of the subcommand, with their types
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # an abbreviated key would be taken for the one it begins
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message without the usage text, and exits with 2."""
@@ -279,6 +283,7 @@ def run(args: list[str]) -> LightningCLI:
     quiet_lightning()
     ReasonParser.arguments = args
     try:
+        read_configs(args)
         return build(args)
     except ValueError as error:
         reason = str(error) if isinstance(error, ConfigError) else nested_reason(str(error))
