@@ -162,6 +162,11 @@ class Pretrained(Backbone):
                 f"model.backbone.path={path}: no such folder; give a model folder or a hub id "
                 "such as Qwen/Qwen2.5-1.5B"
             )
+        if (folder / "adapter_config.json").exists():
+            raise ConfigError(
+                f"model.backbone.path={path}: holds an adapter, which would be left out of the "
+                "reference; give a folder with merged weights (peft: merge_and_unload)"
+            )
         self.path = str(folder) if folder.is_dir() else path
         self.attn = attn
 

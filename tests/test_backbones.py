@@ -288,6 +288,14 @@ def test_what_cannot_be_loaded_says_so_in_one_line(tmp_path, llama, broken, monk
     assert "\n" not in str(error.value)
 
 
+def test_an_adapter_is_refused_and_not_taken_for_its_base(tmp_path, llama):
+    """E07."""
+    shutil.copytree(llama, tmp_path / "model")
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds an adapter.*merged weights"):
+        Pretrained(str(tmp_path / "model"))
+
+
 def test_a_bundled_policy_that_does_not_exist_names_those_that_do():
     with pytest.raises(ConfigError, match=r"model\.backbone\.name=big: .*plan_count"):
         Bundled("big")

@@ -1,0 +1,115 @@
+"""Metrics files: monotone over resumption, and every other logger without an account."""
+
+import csv
+import json
+
+import pytest
+import yaml
+
+from lit_reason.callbacks.samples import COLUMNS
+from lit_reason.loggers import MetricsFile
+from tests.conftest import SMALL, fit, tiny
+
+
+def rows_of(run_dir):
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def log(run_dir, *rows):
+    logger = MetricsFile(str(run_dir))
+    for step, values in rows:
+        logger.log_metrics(values, step)
+        logger.save()
+    return logger
+
+
+def steps(run_dir):
+    return [int(row["step"]) for row in rows_of(run_dir)]
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path):
+    logger = MetricsFile(str(tmp_path))
+    for step in range(3):
+        logger.log_metrics({"reward": step}, step)
+        logger.save()
+        assert steps(tmp_path) == list(range(step + 1))
+    assert {p.name for p in tmp_path.iterdir()} == {"metrics.csv"}
+
+
+@pytest.mark.parametrize("resumed", [0, 2, 3, 5])
+def test_a_resumed_file_replaces_the_rows_that_are_written_again(tmp_path, resumed):
+    """G08: strictly monotone, whatever the earlier run had written after its checkpoint."""
+    log(tmp_path, *[(i, {"reward": i}) for i in range(5)])
+    log(tmp_path, *[(i, {"reward": 10 + i, "new": 1}) for i in range(resumed, 7)])
+    assert steps(tmp_path) == list(range(7))
+    rewards = [float(row["reward"]) for row in rows_of(tmp_path)]
+    assert rewards == [i if i < resumed else 10 + i for i in range(7)]
+    assert [row["new"] for row in rows_of(tmp_path)] == [""] * resumed + ["1"] * (7 - resumed)
+
+
+def test_new_keys_join_the_file_and_old_rows_stay(tmp_path):
+    log(tmp_path, (0, {"reward": 1}), (1, {"reward": 2, "val/accuracy": 0.5}), (2, {"other": 3}))
+    rows = rows_of(tmp_path)
+    assert rows[0] == {"step": "0", "reward": "1", "val/accuracy": "", "other": ""}
+    assert rows[1]["val/accuracy"] == "0.5"
+    assert rows[2]["other"] == "3"
+
+
+def test_a_last_row_that_was_cut_off_is_dropped(tmp_path):
+    log(tmp_path, (0, {"reward": 1}), (1, {"reward": 2}))
+    path = tmp_path / "metrics.csv"
+    text = path.read_text()
+    header = text.splitlines()[0].split(",")
+    cut = "," * header.index("step") if header[0] != "step" else "x"
+    path.write_text(text + cut)
+    log(tmp_path, (2, {"reward": 3}))
+    assert steps(tmp_path) == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """One run with every logger at once."""
+    folder = tmp_path_factory.mktemp("loggers")
+    overlay = folder / "loggers.yaml"
+    wandb = {
+        "class_path": "WandbLogger",
+        "init_args": {"offline": True, "project": "test", "save_dir": str(folder / "run")},
+    }
+    tensorboard = {
+        "class_path": "TensorBoardLogger",
+        "init_args": {"save_dir": str(folder / "run" / "tensorboard")},
+    }
+    overlay.write_text(yaml.safe_dump({"trainer": {"logger": [wandb, tensorboard]}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        every = "--callbacks.samples.every_n_rollouts=1"
+        return fit(*tiny("grpo"), *SMALL, f"--config={overlay}", every, run_dir=str(folder / "run"))
+
+
+@pytest.mark.slow
+def test_tensorboard_and_the_metrics_file_hold_the_same_numbers(logged):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = logged.rglob("events.out.tfevents.*")
+    board = EventAccumulator(str(events))
+    board.Reload()
+    for key in ("reward", "response_length", "val/accuracy"):
+        written = [float(row[key]) for row in rows_of(logged) if row[key]]
+        assert [e.value for e in board.Scalars(key)] == pytest.approx(written), key
+
+
+@pytest.mark.slow
+def test_the_sample_table_reaches_wandb_without_an_account(logged):
+    tables = [p for p in logged.rglob("*.table.json") if "samples" in p.name]
+    contents = [json.loads(path.read_text()) for path in tables]
+    assert contents
+    assert all(table["columns"] == list(COLUMNS) for table in contents)
+    lines = (logged / "samples.jsonl").read_text().splitlines()
+    written = [row for table in contents for row in table["data"]]
+    assert sorted(map(str, written)) == sorted(
+        str(list(json.loads(line).values())) for line in lines
+    )
+    assert list(logged.rglob("*.wandb"))
