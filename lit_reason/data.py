@@ -288,8 +288,7 @@ class RolloutDataModule(LightningDataModule):
 
     def _share(self, turn: int) -> list[int]:
         rank, world = self.shard()
-        order = _order(self.seed, turn, len(self.prompts))
-        return order[rank::world] or order  # of fewer problems than ranks, each rank takes all
+        return _order(self.seed, turn, len(self.prompts))[rank::world]
 
     def shard(self) -> tuple[int, int]:
         """(rank, ranks) of this process among those that see different data."""

@@ -361,7 +361,8 @@ class ReasonModule(LightningModule):
         names = {"pass_at_k": f"pass_at_{metric.k}"}
         logged = {f"{stage}/{names.get(k, k)}": v for k, v in values.items()}
         self.last_evaluation = {k: float(v) for k, v in logged.items()}
-        self.log_dict(logged, sync_dist=False)
+        # the metric has summed over ranks already; the mean of equal values is what it was
+        self.log_dict(logged, sync_dist=self.reduce is not None)
 
     def validation_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
         """Counts the verdicts of held-out problems."""

@@ -1,0 +1,428 @@
+"""Two real processes that talk over gloo: losses, gradients, statistics and whole runs.
+
+One pair of workers serves all tests of this file. A test sends both the name of a function here,
+and each answers with what the function returned on its rank.
+"""
+
+import csv
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import traceback
+from datetime import timedelta
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from lit_reason.backbones import Bundled
+from lit_reason.cli import run
+from lit_reason.functional import explained_variance, masked_whiten
+from lit_reason.tasks import PlanCount
+from tests.conftest import ROOT, SMALL, demonstrations, tiny
+from tests.test_update import (
+    AGGREGATIONS,
+    TERMS,
+    Recorder,
+    build,
+    close,
+    experience_of,
+    shift_weights,
+    step,
+)
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 120  # seconds that a call may take; a rank that waits for the other hangs
+
+
+class Ranks:
+    """The parent's end of two workers."""
+
+    def __init__(self, folder):
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(2)]
+        self.ends = [ours for ours, _ in pipes]
+        self.workers = [
+            context.Process(target=work, args=(theirs, rank, str(folder)), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for worker in self.workers:
+            worker.start()
+
+    def __call__(self, function, *args):
+        """What a function of this module returns on each rank."""
+        if not all(worker.is_alive() for worker in self.workers):
+            pytest.fail("the workers ended, see the first failure of this file")
+        for end in self.ends:
+            end.send((function.__name__, args))
+        deadline, answers = time.monotonic() + LIMIT, []
+        for rank, end in enumerate(self.ends):
+            if not end.poll(max(deadline - time.monotonic(), 0)):
+                self.stop()
+                pytest.fail(f"rank {rank} did not finish {function.__name__} in {LIMIT} s")
+            answers.append(end.recv())
+        for rank, (error, _) in enumerate(answers):
+            if error:
+                self.stop()  # the other rank may be in a collective
+                pytest.fail(f"rank {rank}:\n{error}")
+        return [value for _, value in answers]
+
+    def stop(self):
+        for worker in self.workers:
+            worker.kill()
+            worker.join()
+
+
+def work(pipe, rank, folder):
+    """The loop of one worker."""
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "WANDB_MODE": "offline",
+        "HF_HUB_OFFLINE": "1",
+    }
+    os.chdir(folder)
+    sys.stdout = sys.stderr = open(f"{folder}/rank{rank}.txt", "w", 1)  # noqa: SIM115
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=LIMIT),
+    )
+    while True:
+        name, args = pipe.recv()
+        try:
+            pipe.send((None, globals()[name](rank, *args)))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    sys.path.insert(0, str(ROOT))  # the workers import this module by its name
+    pair = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield pair
+    pair.stop()
+    sys.path.remove(str(ROOT))
+
+
+# ---- one optimizer step -------------------------------------------------------------------------
+
+
+def two_ranks(module):
+    """Gives a module the trainer that a run on two devices has."""
+    module.trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+    )
+    return module
+
+
+def prepared(terms, aggregation):
+    """A module off its old policy, and the experience of 16 responses of 4 problems."""
+    backbone = Bundled()
+    module = build(backbone, TERMS[terms], AGGREGATIONS[aggregation])
+    experience = experience_of(module, demonstrations(backbone))
+    shift_weights(module)
+    return module, experience
+
+
+def keep_rows(experience, case):
+    """Leaves out the training tokens that a case does without."""
+    rollout = experience.rollout
+    for mask in (rollout.loss_mask, rollout.value_mask):
+        if case == "one empty rank":
+            mask[8:] = False
+        if case == "both empty":
+            mask[:] = False
+    return experience
+
+
+def parallel_steps(rank, cases):
+    """The step of each case on this rank's half of the rows."""
+    results = []
+    for terms, aggregation, network, case in cases:
+        module, experience = prepared(terms, aggregation)
+        half = keep_rows(experience, case)[torch.arange(8 * rank, 8 * rank + 8)]
+        results.append(step(two_ranks(module), half, network, 4))
+    return results
+
+
+CASES = [
+    *[(term, 0, "actor", "all rows") for term in TERMS],
+    *[("all", a, "actor", "all rows") for a in range(1, len(AGGREGATIONS))],
+    *[("all", a, "critic", "all rows") for a in range(len(AGGREGATIONS))],
+    *[("all", a, "actor", "one empty rank") for a in range(len(AGGREGATIONS))],
+    ("all", 0, "critic", "one empty rank"),
+]
+
+
+def name_of(case):
+    return "-".join([case[0], type(AGGREGATIONS[case[1]]).__name__, *case[2:]])
+
+
+@pytest.fixture(scope="module")
+def steps(ranks):
+    return dict(zip(CASES, zip(*ranks(parallel_steps, CASES), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_loss_and_gradient_of_two_ranks_are_those_of_all_rows(steps, case):
+    terms, aggregation, network, rows = case
+    module, experience = prepared(terms, aggregation)
+    whole = step(module, keep_rows(experience, rows), network, 16)
+    first, second = steps[case]
+    close(whole, first)
+    assert torch.equal(first[1], second[1])  # the ranks step alike, to the bit
+    assert first[0] == second[0]
+
+
+def empty_step(rank):
+    module, experience = prepared("all", 0)
+    experience = keep_rows(experience, "both empty")
+    learner = two_ranks(module).learners()["actor"]
+    recorder = Recorder(learner.parameters)
+    rows = [torch.arange(8 * rank, 8 * rank + 8)]
+    return learner.update(experience, rows, recorder, torch.Tensor.backward), recorder.gradients
+
+
+def test_a_mini_batch_without_a_token_on_any_rank_is_skipped_on_both(ranks):
+    """B07 over ranks."""
+    for stats, gradients in ranks(empty_step):
+        assert stats == {"update/skipped_actor": 1}
+        assert gradients is None
+
+
+def nonfinite_step(rank):
+    module, experience = prepared("policy", 0)
+    if rank == 1:
+        experience.advantages[0, 0] = float("nan")
+    stats, gradients = step(two_ranks(module), experience, "actor", 16)
+    return stats["update/nonfinite_actor"].item(), gradients
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(ranks):
+    assert ranks(nonfinite_step) == [(1.0, None), (1.0, None)]
+
+
+# ---- statistics ---------------------------------------------------------------------------------
+
+SHARDS = {
+    "both": ([1.0, 3.0, 100.0], [5.0, 7.0, 7.0], [2, 1]),
+    "one empty": ([1.0, 3.0, 5.0], [9.0, 9.0, 9.0], [3, 0]),
+}
+
+
+def statistics(rank, case):
+    reduce = two_ranks(build(Bundled())).reduce
+    *values, valid = SHARDS[case]
+    x = torch.tensor(values[rank])
+    mask = torch.arange(3) < valid[rank]
+    kept = x.clone()
+    result = masked_whiten(x, mask, reduce=reduce), explained_variance(0.5 * x, x, mask, reduce)
+    assert reduce(x).equal(torch.tensor(values[0]) + torch.tensor(values[1]))
+    assert x.equal(kept)  # Lightning's own reduction writes into its argument
+    return result
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_i02_statistics_over_ranks_are_those_of_one_process(ranks, case):
+    """I02: [1, 3] and [5], then all three on one rank and none on the other."""
+    answers = ranks(statistics, case)
+    got = torch.cat([a[0] for a in answers])
+    valid = SHARDS[case][2]
+    mask = torch.cat([torch.arange(3) < n for n in valid])
+    want = torch.tensor([-1.224745, 0.0, 1.224745])
+    torch.testing.assert_close(got[mask], want, atol=1e-6, rtol=0)
+    assert (got[~mask] == 0).all()
+    assert [a[1].item() for a in answers] == pytest.approx([0.75, 0.75])
+
+
+# ---- whole runs ---------------------------------------------------------------------------------
+
+
+class Spy(Callback):
+    """Keeps what this rank trained on."""
+
+    def __init__(self):
+        self.rollouts = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.rollouts.append(batch)
+
+
+class Ranked(PlanCount):
+    """Ranks from `mixed_from` on find every second response right, those before it none."""
+
+    def __init__(self, n_max: int = 4, limit: int | None = None, mixed_from: int = 1):
+        super().__init__(n_max=n_max, limit=limit)
+        self.mixed_from, self.calls = mixed_from, 0
+        if limit == 1:
+            self.problems *= 2  # the same one for each rank
+
+    def verify(self, prompt, response):
+        self.calls += 1
+        return torch.distributed.get_rank() >= self.mixed_from and self.calls % 2 == 0
+
+
+class FirstRight(PlanCount):
+    """Only the first problem is ever answered right."""
+
+    def __init__(self, n_max: int = 4, split: str = "held_out", limit: int | None = None):
+        super().__init__(n_max=n_max, split=split, limit=limit)
+
+    def verify(self, prompt, response):
+        return prompt.index == self[0].index
+
+
+RUN = [
+    *SMALL,
+    "--trainer.devices=2",
+    "--trainer.strategy=ddp",
+    "--callbacks.samples=null",
+    "--data.val_task.limit=5",
+]
+
+
+def fitted(rank, name, run_dir, *flags):
+    """`fit` on this rank: parameters, optimizer steps, rollouts and the last evaluation."""
+    spy = "--callbacks.spy=tests.test_distributed.Spy"
+    cli = run(["fit", *tiny(name), *RUN, spy, *flags, f"--run_dir={run_dir}"])
+    module, trainer = cli.model, cli.trainer
+    assert trainer.world_size == 2
+    rollouts = next(c for c in trainer.callbacks if isinstance(c, Spy)).rollouts
+    return {
+        "weights": {k: v.detach().clone() for k, v in module.state_dict().items()},
+        "steps": [
+            {int(s["step"]) for s in o.state_dict()["state"].values()} for o in trainer.optimizers
+        ],
+        "rollouts": [dict(vars(r)) for r in rollouts],
+        "evaluation": module.last_evaluation,
+    }
+
+
+def metrics_of(run_dir):
+    """The rows of `metrics.csv` that belong to rollouts, as numbers."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    return [row for row in rows if "reward" in row]
+
+
+def same_weights(first, second):
+    assert first["weights"].keys() == second["weights"].keys()
+    assert all(torch.equal(v, second["weights"][k]) for k, v in first["weights"].items())
+    assert first["steps"] == second["steps"]
+
+
+def starting_actor():
+    return {f"actor.{k}": v for k, v in Bundled().actor().state_dict().items()}
+
+
+def moved(weights):
+    start = starting_actor()
+    return any(not torch.equal(weights[k], start[k]) for k in start)
+
+
+def over_ranks(answers, rollout, column):
+    columns = [a["rollouts"][rollout][column].float() for a in answers]
+    if columns[0].ndim == 2:  # the ranks pad to their own longest response
+        columns = [c.sum(1) for c in columns]
+    return torch.cat(columns)
+
+
+def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path):
+    """D04: rank 0 draws only uniform groups, rank 1 only mixed ones."""
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
+    first, second = answers = ranks(fitted, "dapo", str(tmp_path / "run"), *flags)
+    same_weights(first, second)
+    assert first["steps"] == [{4}]  # 2 rollouts of 2 mini-batches
+    assert moved(first["weights"])
+    rows = metrics_of(tmp_path / "run")
+    assert len(rows) == 2
+    for i, row in enumerate(rows):
+        assert row["groups/rounds"] == 2
+        assert row["groups/kept"] == row["groups/filled"] == 2  # 0 and 4 of 4, on the average
+        assert row["update/skipped_actor"] == 0
+        trained = over_ranks(answers, i, "loss_mask")
+        assert (trained[:16] == 0).all()
+        assert (trained[16:] > 0).all()
+        assert row["policy/tokens"] == trained.sum() / 2  # of each of the 2 mini-batches
+
+
+def test_d01_a_rollout_without_signal_on_any_rank_is_skipped_on_both(ranks, tmp_path):
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.mixed_from=2"]
+    flags += ["--data.max_rounds=1", "--data.rollouts_per_epoch=1"]
+    first, second = ranks(fitted, "dapo", str(tmp_path / "run"), *flags)
+    same_weights(first, second)
+    assert first["steps"] == [set()]
+    assert not moved(first["weights"])
+    assert metrics_of(tmp_path / "run")[0]["update/skipped_actor"] == 1
+
+
+def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ranks, tmp_path):
+    """I06: 5 problems on 2 ranks, of which the first is right; the warm-up is the critic's."""
+    flags = [
+        "--callbacks.value_warmup.rollouts=1",
+        "--model.advantage.whiten=true",
+        "--data.val_task=tests.test_distributed.FirstRight",
+    ]
+    first, second = answers = ranks(fitted, "vapo", str(tmp_path / "run"), *flags)
+    same_weights(first, second)
+    assert first["steps"] == [{2}, {2}]  # the critic's moments start again after the warm-up
+    assert moved(first["weights"])
+    for answer in answers:
+        assert answer["evaluation"]["val/accuracy"] == torch.tensor(0.2).item()
+        assert answer["evaluation"]["val/pass_at_2"] == torch.tensor(0.2).item()
+    rows = metrics_of(tmp_path / "run")
+    assert [row["joint_phase"] for row in rows] == [0, 1]
+    assert "loss/policy" not in rows[0]
+    for i, row in enumerate(rows):
+        lengths = over_ranks(answers, i, "response_mask")
+        assert row["response_length"] == pytest.approx(lengths.mean().item())
+        assert row["response_length_max"] == lengths.max()
+        assert row["response_length_min"] == lengths.min()
+        assert row["reward"] == pytest.approx(over_ranks(answers, i, "rewards").mean().item())
+        assert row["accuracy"] == pytest.approx(over_ranks(answers, i, "correct").mean().item())
+        assert row["value/tokens"] == lengths.sum() / 2
+
+
+def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path):
+    """I01: one and the same problem on both ranks."""
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
+    flags += ["--data.sampling.temperature=1.5", "--data.rollouts_per_epoch=1"]
+    flags += ["--trainer.limit_val_batches=0"]
+    once, again = (ranks(fitted, "grpo", str(tmp_path / f"run{i}"), *flags) for i in range(2))
+    same_weights(*once)
+    same_weights(once[0], again[0])
+    first, second = (a["rollouts"][0] for a in once)
+    assert (first["prompt_ids"] == second["prompt_ids"]).all()
+    assert first["response_ids"].tolist() != second["response_ids"].tolist()
+    for a, b in zip(once, again, strict=True):
+        assert torch.equal(a["rollouts"][0]["response_ids"], b["rollouts"][0]["response_ids"])
+
+
+def test_the_command_line_starts_the_second_rank(tmp_path):
+    arguments = [*tiny("grpo"), *RUN, "--data.rollouts_per_epoch=1", "--run_dir=run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_reason", "fit", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (row,) = metrics_of(tmp_path / "run")
+    assert row["rollout"] == 1
+    assert "sync_dist" not in done.stderr
