@@ -12,6 +12,7 @@ import warnings
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
+from zipfile import is_zipfile
 
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -101,6 +102,9 @@ class ReasonCLI(LightningCLI):
             for a in parser._actions
             if not a.dest.endswith("help")
         }
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would load the whole checkpoint for hyper-parameters it lacks."""
 
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
@@ -207,13 +211,20 @@ def check_manual_optimization(trainer: Any) -> None:
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Refuses a checkpoint that does not exist.
+    """Refuses a checkpoint that does not exist or was not written to its end.
 
     Raises:
-        ConfigError: The path names no file or folder.
+        ConfigError: The path names no file or folder, or a file that is no checkpoint.
     """
-    if path and path not in ("best", "last", "hpc") and not Path(path).exists():
+    if not path or path in ("best", "last", "hpc"):
+        return
+    if not Path(path).exists():
         raise ConfigError(f"ckpt_path={path}: no such file; checkpoints are in RUN_DIR/checkpoints")
+    if Path(path).is_file() and not is_zipfile(path):
+        raise ConfigError(
+            f"ckpt_path={path}: not a checkpoint, or one whose writing was interrupted; others are "
+            "in RUN_DIR/checkpoints"
+        )
 
 
 def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:

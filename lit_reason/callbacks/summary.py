@@ -34,8 +34,9 @@ class RunSummary(Callback):
         self.after = dict(module.last_evaluation)
         self.validated = module.policy_version
         self.before = self.before or self.after
-        if trainer.sanity_checking:
-            # Lightning logs nothing of the sanity check, which is the evaluation before training
+        if trainer.sanity_checking and module.policy_version == 0:
+            # Lightning logs nothing of the sanity check, which is the evaluation before training;
+            # that of a resumed run is in its file already, and a step 0 would empty the file
             for logger in trainer.loggers:
                 logger.log_metrics({**self.after, "rollout": 0.0}, step=0)
 

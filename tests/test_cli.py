@@ -1,0 +1,410 @@
+"""The command line: mistakes in one line, run folders, resumption bit for bit."""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_reason.__main__ import main
+from lit_reason.backbones import Pretrained
+from lit_reason.cli import choose_run_dir, run
+from tests.conftest import SMALL, fails, fit, tiny
+
+VAPO = [*tiny("vapo"), *SMALL]
+
+
+def rows_of(run_dir):
+    with (Path(run_dir) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Mistakes must be found before a model is loaded."""
+
+    def build(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(Pretrained, "_build", build)
+
+
+FLAGS = [
+    # unknown keys
+    ("--model.advantage.alhpa=1", r"model\.advantage\.alhpa=1: no such key; .*advantage\.alpha\?"),
+    ("--data.group_sise=3", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
+    ("--modle.x=1", r"modle\.x=1: no such key"),
+    ("--trainer.max_epoch=3", r"trainer\.max_epoch=3: no such key; .*trainer\.max_epochs\?"),
+    ("--callbacks.entropy.postions=1", r"callbacks\.entropy\.postions=1: .*entropy\.positions\?"),
+    ("--data.rewards.correctness.rihgt=1", r"rewards\.correctness\.rihgt=1: .*correctness\.right"),
+    ("--model.terms.positive_lm.ceof=1", r"terms\.positive_lm\.ceof=1: .*positive_lm\.coef\?"),
+    # wrong types
+    ("--data.group_size=many", r"data\.group_size=many: expected int"),
+    ("--data.group_size=2.5", r"data\.group_size=2\.5: expected int"),
+    ("--model.advantage.alpha=big", r"model\.advantage\.alpha=big: expected float, or null"),
+    ("--model.advantage.alpha=None", r"model\.advantage\.alpha=None: expected float, or null"),
+    ("--model.actor_optimizer.lr=fast", r"model\.actor_optimizer\.lr=fast: expected float"),
+    ("--callbacks.value_warmup.rollouts=x", r"callbacks\.value_warmup\.rollouts=x: expected int"),
+    ("--data.task.split=dev", r"data\.task\.split=dev: choose one of train, held_out"),
+    ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
+    ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
+    # classes
+    ("--model.advantage=GEA", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
+    ("--callbacks.mine=Mine", r"callbacks\.mine=Mine: no class Mine; choose one of EntropyMonitor"),
+    ("--trainer.logger=Wandb", r"trainer\.logger=Wandb: no class Wandb; .*WandbLogger"),
+    ("--model.actor_optimizer=torch.optim.AdamV", r"AdamV: no class .*torch\.optim\.AdamW"),
+    # sizes
+    (
+        "--model.update.minibatch_size=7",
+        r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
+    ),
+    ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
+    ("--data.groups_per_rollout=0", r"data\.groups_per_rollout=0: must be at least 1"),
+    ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
+    # combinations
+    (
+        "--model.value=null",
+        r"model\.value=null: model\.advantage=GAE needs a critic; set .*ValueLo",
+    ),
+    ("--model.reference_refresh=3", r"model\.reference_refresh=3: would have no effect"),
+    ("--data.groups_per_round=3", r"data\.groups_per_round=3: has no effect"),
+    ("--data.sampling.temperature=0", r"data\.sampling\.temperature=0: .*choose 1"),
+    # the Trainer
+    ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
+    ("--trainer.precision=16-mixed", r"trainer\.precision=16-mixed: .*32-true or bf16-mixed"),
+    ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
+    ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
+    ("--trainer.max_steps=9", r"trainer\.max_steps=9: .*trainer\.max_epochs"),
+    ("--trainer.accelerator=quantum", r"trainer: .*accelerator='quantum'.*cpu"),
+    # files and limits
+    ("--ckpt_path=none.ckpt", r"ckpt_path=none\.ckpt: no such file; checkpoints are in RUN_DIR"),
+    ("--config=none.yaml", r"config=none\.yaml: No such file"),
+    (
+        "--data.sampling.max_new_tokens=99999",
+        r"data\.task: a prompt of \d+ tokens .*max_new_tokens",
+    ),
+    ("--data.task.n_max=99", r"n_max=99: need 1 <= n_min <= n_max <= 90"),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("flag", "message"), FLAGS, ids=[flag for flag, _ in FLAGS])
+def test_a_mistake_on_the_command_line_is_one_line(flag, message, capsys):
+    line = fails(capsys, "fit", *VAPO, flag, "--run_dir=run")
+    assert re.search(message, line), line
+    assert not list(Path().rglob("run/*"))  # so that the next try is not refused
+
+
+FILES = [
+    ("modle: {x: 1}", r"modle\.x=1: no such key; did you mean model"),
+    ("data: {group_sise: 3}", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
+    ("data: {sampling: {temprature: 1}}", r"data\.sampling\.temprature=1: .*temperature\?"),
+    (
+        "model: {advantage: {class_path: GAE, init_args: {alhpa: 0.5}}}",
+        r"model\.advantage\.alhpa=0\.5: no such key; did you mean model\.advantage\.alpha\?",
+    ),
+    (
+        "model: {terms: {kl: {class_path: KLToReference, init_args: {ceof: 1}}}}",
+        r"model\.terms\.kl\.ceof=1: no such key; did you mean model\.terms\.kl\.coef\?",
+    ),
+    (
+        "callbacks: {entropy: {class_path: EntropyMonitor, init_args: {postions: 1}}}",
+        r"callbacks\.entropy\.postions=1: .*callbacks\.entropy\.positions\?",
+    ),
+    ("data: {group_size: many}", r"data\.group_size=many: expected int"),
+    ("model: {update: {epochs: two}}", r"model\.update\.epochs=two: expected int"),
+    (
+        "model: {advantage: {class_path: GAE, init_args: {alpha: big}}}",
+        r"model\.advantage\.alpha=big: expected float, or null",
+    ),
+    (
+        "callbacks: {value_warmup: {class_path: ValueWarmup, init_args: {rollouts: 0}}}",
+        r"callbacks\.value_warmup\.rollouts=0: must be at least 1",
+    ),
+    ("model: {advantage: GEA}", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
+    (
+        "data: {group_filter: {class_path: Drop}}",
+        r"data\.group_filter=Drop: no class .*DropUniform",
+    ),
+    ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
+    ("data: {rewards: {mine: Mine}}", r"data\.rewards\.mine=Mine: no class Mine; .*Correctness"),
+    ("model: {backbone: null}", r"model\.backbone: not set"),
+    ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
+    ("- 1\n- 2\n", r"config=overlay\.yaml: holds a list"),
+    ("model: {a: [1\n  b: }", r"config=overlay\.yaml: not valid YAML in line 2"),
+    ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
+    (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("content", "message"), FILES, ids=[str(content) for content, _ in FILES])
+def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, capsys):
+    content = content if isinstance(content, bytes) else content.encode()
+    Path("overlay.yaml").write_bytes(content)
+    line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml", "--run_dir=run")
+    assert re.search(message, line), line
+    assert not list(Path().rglob("run/*"))
+
+
+def test_a_command_without_a_configuration_or_with_another_name(capsys):
+    assert "model.backbone, model.advantage" in fails(capsys, "fit")
+    line = fails(capsys, "train", *VAPO)
+    assert re.search(r"subcommand train: .*fit, validate, test, predict, cold_start", line)
+
+
+def test_group_relative_advantages_of_single_responses_are_refused(capsys):
+    sizes = ["--data.groups_per_rollout=16", "--data.group_size=1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *sizes)
+    assert re.search(r"data\.group_size=1: model\.advantage=GroupRelative .*at least 2", line)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--model.value=ValueLoss")
+    assert re.search(
+        r"model\.value=ValueLoss: would have no effect.*set model\.value to null", line
+    )
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+def test_help_answers_soon_and_lists_exactly_the_subcommands():
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_reason", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert time.perf_counter() - started < 8
+    listed = re.findall(r"^  ([a-z_]+) {2,}\S", done.stdout, re.MULTILINE)
+    assert listed == ["fit", "validate", "test", "predict", "cold_start"]
+
+
+def test_every_subcommand_has_help_of_its_own_and_the_version_is_known(capsys):
+    for subcommand in ("fit", "validate", "test", "predict", "cold_start"):
+        with pytest.raises(SystemExit) as stop:
+            main([subcommand, "--help"])
+        assert stop.value.code == 0
+        assert "--config" in capsys.readouterr().out
+    main(["--version"])
+    assert re.fullmatch(r"lit_reason \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    main([])
+    assert "subcommands:" in capsys.readouterr().out
+
+
+def test_the_printed_configuration_is_one_that_runs(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *VAPO, "--print_config"])
+    printed = capsys.readouterr().out
+    Path("printed.yaml").write_text(printed)
+    assert yaml.safe_load(printed)["model"]["advantage"]["init_args"]["alpha"] is not None
+    fit("--config=printed.yaml", "--trainer.fast_dev_run=true")
+
+
+# --- run folders ----------------------------------------------------------------------------------
+
+
+def test_the_first_free_folder_is_taken():
+    for expected in ("000", "001"):
+        main(["fit", *tiny("grpo"), *SMALL, "--trainer.fast_dev_run=true"])
+        assert sorted(p.name for p in Path("runs").iterdir())[-1] == expected
+
+
+def test_a_folder_that_holds_a_run_is_only_continued():
+    Path("run").mkdir()
+    assert choose_run_dir("run", "fit", None) == "run"
+    Path("run/config.yaml").write_text("")
+    with pytest.raises(ValueError, match=r"run_dir=run: already holds a run; choose another --run"):
+        choose_run_dir("run", "fit", None)
+    assert choose_run_dir("run", "fit", "run/checkpoints/last.ckpt") == "run"
+    for subcommand in ("validate", "test", "predict"):
+        assert choose_run_dir("run", subcommand, None) == "run"
+
+
+# --- resumption -----------------------------------------------------------------------------------
+
+# every part that has a state: two networks, a schedule, a warm-up, a filter, a reference
+FULL = [
+    *VAPO,
+    "--data.group_filter=DropUniform",
+    "--data.max_rounds=3",
+    "--model.terms.kl=KLToReference",
+    "--model.actor_optimizer.lr=3e-3",
+    "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR",
+    "--callbacks.value_warmup.rollouts=1",
+    "--callbacks.samples.every_n_rollouts=1",
+]
+DIES = """
+from lightning.pytorch import Callback
+
+class Dies(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 3:
+            raise RuntimeError("killed")
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four rollouts at once; two and two; three, killed, and again from the second."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "callback_that_dies.py").write_text(DIES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        torch.set_num_threads(1)
+
+        def go(name, *extra):
+            patch.delenv("PL_GLOBAL_SEED", raising=False)
+            return run(["fit", *FULL, f"--run_dir={folder / name}", *extra])
+
+        done = {"whole": go("whole", "--trainer.max_epochs=2")}
+        go("halves", "--trainer.max_epochs=1")
+        shutil.copytree(folder / "halves", folder / "half")
+        last = folder / "halves" / "checkpoints" / "last.ckpt"
+        done["halves"] = go("halves", "--trainer.max_epochs=2", f"--ckpt_path={last}")
+        with pytest.raises(RuntimeError, match="killed"):
+            go("killed", "--trainer.max_epochs=2", "--callbacks.dies=callback_that_dies.Dies")
+        shutil.copytree(folder / "killed", folder / "dead")
+        last = folder / "killed" / "checkpoints" / "last.ckpt"
+        done["killed"] = go("killed", "--trainer.max_epochs=2", f"--ckpt_path={last}")
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+    return folder, done
+
+
+def checkpoint(folder, name):
+    return torch.load(folder / name / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def assert_same(a, b, where=""):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}/{i}")
+    else:
+        assert a == b, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["halves", "killed"])
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(runs, name):
+    """Weights, both optimizers' moments, schedules, prompt cursor and rollout counter."""
+    folder, done = runs
+    whole, other = checkpoint(folder, "whole"), checkpoint(folder, name)
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "policy_version"):
+        assert_same(whole[key], other[key], key)
+    assert whole["RolloutDataModule"] == other["RolloutDataModule"]
+    assert whole["policy_version"] == 4
+    assert_same(done["whole"].model.actor.state_dict(), done[name].model.actor.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["halves", "killed"])
+def test_the_metrics_of_a_resumed_run_are_those_of_an_uninterrupted_one(runs, name):
+    """G08: the same rows, strictly monotone."""
+    folder, _ = runs
+    unlike = {"time/rollout", "tokens_per_second"}
+    whole, other = rows_of(folder / "whole"), rows_of(folder / name)
+    for a, b in zip(whole, other, strict=True):
+        assert a.keys() == b.keys()
+        for key in a.keys() - unlike:
+            assert a[key] == b[key] or (a[key] == b[key] == "nan"), key
+    updates = [row for row in other if row["reward"]]
+    assert [float(row["rollout"]) for row in updates] == [1, 2, 3, 4]
+    steps = [int(row["step"]) for row in updates]
+    assert steps == sorted(set(steps))
+    assert (folder / name / "samples.jsonl").read_text() == (
+        folder / "whole" / "samples.jsonl"
+    ).read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_run_had_written_what_the_resumed_one_replaced(runs):
+    folder, _ = runs
+    assert [float(r["rollout"]) for r in rows_of(folder / "dead") if r["reward"]] == [1, 2, 3]
+    assert checkpoint(folder, "dead")["policy_version"] == 2
+    assert checkpoint(folder, "half")["policy_version"] == 2
+
+
+@pytest.mark.slow
+def test_an_epoch_after_a_resumption_is_a_whole_one_with_new_prompts(runs):
+    """E02, E03: two more rollouts, of the prompts that an uninterrupted run would draw."""
+    folder, _ = runs
+    cursors = {
+        name: checkpoint(folder, name)["RolloutDataModule"]["cursor"]
+        for name in ("half", "halves", "whole")
+    }
+    assert cursors["half"] < cursors["halves"] == cursors["whole"]
+
+
+@pytest.mark.slow
+def test_checkpoints_count_rollouts_and_hold_the_weights_after_the_update(runs):
+    """E05, E06: Lightning's own counter adds up the steps of both optimizers."""
+    folder, done = runs
+    names = {p.name for p in (folder / "whole" / "checkpoints").iterdir()}
+    assert names == {"last.ckpt", "rollout_00004.ckpt"}
+    saved = checkpoint(folder, "whole")
+    assert saved["global_step"] > 4
+    actor = done["whole"].model.actor.state_dict()
+    for key, value in actor.items():
+        assert torch.equal(saved["state_dict"][f"actor.{key}"], value)
+    start = done["whole"].model.backbone.actor().state_dict()
+    assert any(not torch.equal(start[key], value) for key, value in actor.items())
+
+
+@pytest.mark.slow
+def test_the_reference_stays_the_starting_policy_also_after_resumption(runs):
+    """E08: bit for bit; absent from the checkpoint; the policy moves away from it."""
+    folder, done = runs
+    for name in ("whole", "halves", "killed"):
+        module = done[name].model
+        assert_same(module.reference.state_dict(), module.backbone.actor().state_dict())
+        assert not any(p.requires_grad for p in module.reference.parameters())
+        assert not [k for k in checkpoint(folder, name)["state_dict"] if "reference" in k]
+        updates = [row for row in rows_of(folder / name) if row.get("loss/kl")]
+        assert float(updates[-1]["loss/kl"]) > 0
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(capsys):
+    Path("broken.ckpt").write_bytes(b"not a checkpoint")
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--ckpt_path=broken.ckpt", "--run_dir=run")
+    assert re.search(r"ckpt_path=broken\.ckpt: not a checkpoint", line)
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def test_bf16_mixed_trains_float32_weights():
+    """P10: generation, scoring and update in bfloat16, with a first ratio of one."""
+    cli = run(
+        [
+            "fit",
+            *VAPO,
+            "--trainer.precision=bf16-mixed",
+            "--run_dir=run",
+            "--callbacks.value_warmup=null",
+            "--model.update.minibatch_size=16",
+            "--data.rollouts_per_epoch=1",
+        ]
+    )
+    for network in (cli.model.actor, cli.model.critic):
+        assert {p.dtype for p in network.parameters()} == {torch.float32}
+    (row,) = [row for row in rows_of("run") if row["reward"]]
+    assert float(row["policy/ratio"]) == pytest.approx(1, abs=1e-6)
+    assert float(row["policy/clip_fraction_high"]) == 0
+    assert cli.model.policy_version == 1
