@@ -17,7 +17,8 @@ from lit_reason.functional import (
 )
 
 Entropy = Literal["none", "detached", "grad"]
-BLOCK = 2**24  # logits that may exist at once, 64 MiB in float32
+BLOCK = 2**23  # logits that may exist at once, 32 MiB in float32 ...
+LEAST = 256  # ... but no fewer positions, each block costs a gradient of the whole head
 _heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -75,14 +76,14 @@ def policy_outputs(
         rollout: B rows.
         temperature: The sampling temperature; log-probs are those of the sampled distribution.
         entropy: "none", "detached" (for the log) or "grad" (for the entropy bonus).
-        chunk: Positions whose logits exist at once; `None` takes 64 MiB of them.
+        chunk: Positions whose logits exist at once; `None` takes 32 MiB of them, at least 256.
     """
     inputs, keep = _inputs(rollout)
     ids = rollout.response_ids[:, :keep]
     if has_plain_head(actor):
         head: Any = actor.get_output_embeddings()  # type: ignore[operator]
         hidden = actor.base_model(use_cache=False, **inputs).last_hidden_state  # type: ignore[operator]
-        size = chunk or max(BLOCK // head.weight.shape[0], 1)
+        size = chunk or max(BLOCK // head.weight.shape[0], LEAST)
         logprobs, h = hidden_logprobs_and_entropy(
             hidden[:, -keep - 1 : -1], head, ids, temperature, entropy, size
         )

@@ -129,6 +129,11 @@ def verl_seq_mean_token_sum(loss, mask):
     return (loss * mask).sum(1).mean()
 
 
+def verl_seq_mean_token_sum_norm(loss, mask):
+    """Sum over all tokens by the padded width, in spite of its name not a mean over rows."""
+    return (loss * mask).sum() / mask.shape[1]
+
+
 def trl_dr_grpo(loss, mask, max_length):
     """Sum over all tokens by rows times the generation budget."""
     return (loss * mask).sum() / (len(mask) * max_length)

@@ -164,6 +164,8 @@ def test_aggregation_equals_verl_and_trl(g):
     equal32(sequence_mean(loss, RIGHT), theirs.verl_seq_mean_token_mean(loss, m))
     equal32(constant_mean(loss, RIGHT, 1), theirs.verl_seq_mean_token_sum(loss, m))
     equal32(constant_mean(loss, RIGHT, 40), theirs.trl_dr_grpo(loss, m, 40))
+    scaled = aggregate(loss, constant_weights(RIGHT, T)[0], 1)
+    equal32(scaled, theirs.verl_seq_mean_token_sum_norm(loss, m))
 
 
 def test_rows_without_tokens_counted_as_theirs_by_passing_the_count(g):
