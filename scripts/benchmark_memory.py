@@ -5,7 +5,7 @@
 
 Each way runs in a process of its own. What counts is what it holds beyond its inputs, gradients of
 the inputs included: on a CPU the growth of the process, on a GPU that of the allocator.
-For 8192 tokens, a vocabulary of 49152 and states of width 576, on a CPU: 7570 MiB plainly, 3010 MiB by
+For 8192 tokens, a vocabulary of 49152 and states of width 576, on a CPU: 7570 MiB plainly, 3010 by
 blocks of the logits, 254 MiB by blocks of the states, 108 of them the gradient of the head.
 """
 
