@@ -17,6 +17,7 @@ from lit_reason.functional import (
     kl_k1,
     kl_k2,
     kl_k3,
+    masked_mean,
     nll,
     token_mean,
     value_loss,
@@ -274,3 +275,40 @@ def test_nll_gradient_is_the_policy_gradient_of_advantage_one():
     (b,) = torch.autograd.grad(token_mean(surrogate, correct), logprobs)
     close(a, b, 1e-7)
     assert (a[1] == 0).all()
+
+
+# ---- neighbours, from the same parts -------------------------------------------------------------
+
+
+def sequence_log_ratio(logprobs, old, mask):
+    """GSPO's log s_i, the mean log-ratio of a response, at each of its tokens."""
+    return masked_mean(logprobs - old, mask, dim=1)[:, None].expand_as(logprobs)
+
+
+def test_gspo_ratio_is_the_geometric_mean_of_token_ratios():
+    logprobs, mask = (
+        torch.tensor([[0.1, -0.2, 0.4, 9.0]]),
+        torch.tensor([[True, True, True, False]]),
+    )
+    log_ratio = sequence_log_ratio(logprobs, torch.zeros(1, 4), mask)
+    close(log_ratio[0].exp(), torch.full((4,), 1.105171))
+    close((logprobs * mask).sum().exp(), 1.349859)
+
+
+def test_gspo_of_one_token_is_ppo():
+    logprobs = noise(torch.Generator().manual_seed(0), 6, 1).float().requires_grad_()
+    old, advantages, mask = torch.zeros(6, 1), torch.ones(6, 1), torch.ones(6, 1, dtype=torch.bool)
+    gspo = clipped_surrogate(sequence_log_ratio(logprobs, old, mask), old, advantages)
+    ppo = clipped_surrogate(logprobs, old, advantages)
+    close(gspo, ppo)
+    grads = [torch.autograd.grad(x.sum(), logprobs)[0] for x in (gspo, ppo)]
+    close(*grads)
+
+
+def test_truncated_importance_weights_leave_equal_engines_alone():
+    """TIS multiplies the loss by min(rho, 2), rho of the trainer over the engine that sampled."""
+    close(torch.tensor([0.5, 1.0, 2.5]).clamp(max=2), [0.5, 1.0, 2.0])
+    logprobs, advantages = torch.randn(2, 3), torch.randn(2, 3)
+    weights = (logprobs - logprobs).exp().clamp(max=2)
+    loss = clipped_surrogate(logprobs, logprobs - 0.1, advantages)
+    assert torch.equal(loss * weights, loss)
