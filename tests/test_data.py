@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, Trainer
 
@@ -98,6 +98,12 @@ def trainer_of(**kwargs):
         enable_model_summary=False,
         **{**quiet, "max_epochs": 1, "limit_val_batches": 0, **kwargs},
     )
+
+
+@pytest.fixture(scope="module")
+def sampler(policy):
+    """A module whose weights no test changes."""
+    return module_of(policy)
 
 
 def attach(data, module):
@@ -216,11 +222,12 @@ def test_what_only_fills_the_batch_changes_no_gradient_of_the_actor(policy, crit
 )
 @settings(max_examples=25, deadline=None)
 def test_refilling_keeps_the_first_mixed_groups_whole_and_loses_no_row(
-    policy, kinds, groups, per_round, rounds
+    policy, sampler, kinds, groups, per_round, rounds
 ):
     """D02, D03, D07: exactly N groups where there are enough, in order, every row its own."""
+    assume(per_round * rounds >= groups)
     data = data_of(kinds, groups_per_rollout=groups, groups_per_round=per_round, max_rounds=rounds)
-    attach(data, module_of(policy))
+    attach(data, sampler)
     tokenizer = policy.tokenizer
     for _ in range(2):
         data.engine.calls.clear()
@@ -259,11 +266,11 @@ def test_refilling_keeps_the_first_mixed_groups_whole_and_loses_no_row(
             assert torch.equal(batch.value_mask[row], batch.response_mask[row])
 
 
-def test_prompts_that_run_out_while_refilling_begin_their_next_pass(policy):
+def test_prompts_that_run_out_while_refilling_begin_their_next_pass(sampler):
     """D02: five prompts, three of them mixed; the accepted groups are all used."""
     kinds = [MIXED, MIXED, MIXED, RIGHT, WRONG]
     data = data_of(kinds, groups_per_rollout=4, max_rounds=10)
-    attach(data, module_of(policy))
+    attach(data, sampler)
     batch = data.rollout()
     drawn = [i for indices, _ in data.engine.calls for i in indices]
     assert sorted(drawn[:5]) == [0, 1, 2, 3, 4]
@@ -273,10 +280,10 @@ def test_prompts_that_run_out_while_refilling_begin_their_next_pass(policy):
     assert batch.stats["groups/filled"] == 0
 
 
-def test_without_a_filter_every_group_trains_in_one_round(policy):
+def test_without_a_filter_every_group_trains_in_one_round(sampler):
     """D03."""
     data = data_of([MIXED, WRONG, WRONG, WRONG], group_filter=None, groups_per_rollout=4)
-    attach(data, module_of(policy))
+    attach(data, sampler)
     batch = data.rollout()
     assert len(data.engine.calls) == 1
     assert len(batch) == 16
@@ -284,14 +291,14 @@ def test_without_a_filter_every_group_trains_in_one_round(policy):
     assert "groups/rounds" not in batch.stats
 
 
-def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(policy):
+def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler):
     """D06: length penalties make an all-wrong group look mixed."""
     data = data_of(
         [WRONG] * 4,
         rewards={"correctness": Correctness(), "length": SoftOverlong(0.9, weight=1.0)},
         sampling=Sampling(max_new_tokens=12),
     )
-    attach(data, module_of(policy))
+    attach(data, sampler)
     batch = data.rollout()
     assert len(set(batch.rewards.view(-1, 4)[0].tolist())) > 1
     assert batch.stats["groups/kept"] == 0
@@ -314,13 +321,13 @@ def test_progress_counts_updates_and_not_rounds_of_generation(policy):
 
 @given(size=st.integers(1, 12), world=st.integers(1, 4), passes=st.integers(1, 3))
 @settings(max_examples=15, deadline=None)
-def test_one_pass_hands_out_every_prompt_once_over_all_ranks(policy, size, world, passes):
+def test_one_pass_hands_out_every_prompt_once_over_all_ranks(sampler, size, world, passes):
     """E03: whatever the number of processes; each pass in another order."""
     if size < world:
         return
     orders = [[] for _ in range(passes)]
     for rank in range(world):
-        data = attach(data_of([MIXED] * size, groups_per_round=1), module_of(policy))
+        data = attach(data_of([MIXED] * size, groups_per_round=1), sampler)
         data.shard = lambda rank=rank: (rank, world)
         share = len(range(rank, size, world))
         for turn in range(passes):
@@ -332,16 +339,16 @@ def test_one_pass_hands_out_every_prompt_once_over_all_ranks(policy, size, world
 
 
 @pytest.mark.parametrize("stop", range(8))
-def test_the_prompt_cursor_continues_where_it_was(policy, stop):
+def test_the_prompt_cursor_continues_where_it_was(sampler, stop):
     """E02, E03: the prompts after a resumption are those of the run that was not interrupted."""
     kinds = [MIXED, WRONG, MIXED, RIGHT, MIXED, MIXED, WRONG]
-    whole = attach(data_of(kinds, max_rounds=5), module_of(policy))
+    whole = attach(data_of(kinds, max_rounds=5), sampler)
     for _ in range(8):
         whole.rollout()
-    first = attach(data_of(kinds, max_rounds=5), module_of(policy))
+    first = attach(data_of(kinds, max_rounds=5), sampler)
     for _ in range(stop):
         first.rollout()
-    second = attach(data_of(kinds, max_rounds=5), module_of(policy))
+    second = attach(data_of(kinds, max_rounds=5), sampler)
     second.load_state_dict(first.state_dict())
     for _ in range(8 - stop):
         second.rollout()
@@ -349,26 +356,26 @@ def test_the_prompt_cursor_continues_where_it_was(policy, stop):
     assert prompts[0] + prompts[1] == prompts[2]
 
 
-def test_another_seed_gives_another_order_of_prompts(policy):
+def test_another_seed_gives_another_order_of_prompts(sampler):
     orders = []
     for seed in (0, 0, 1):
-        data = attach(data_of([MIXED] * 20, groups_per_round=20, seed=seed), module_of(policy))
+        data = attach(data_of([MIXED] * 20, groups_per_round=20, seed=seed), sampler)
         orders.append([p.index for p, _ in data._next_prompts()])
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_fewer_problems_than_processes_are_refused(policy):
+def test_fewer_problems_than_processes_are_refused(sampler):
     data = data_of([MIXED] * 2)
     data.shard = lambda: (0, 3)
     with pytest.raises(ConfigError, match=r"data\.task: 2 problems for 3 processes"):
-        attach(data, module_of(policy))
+        attach(data, sampler)
 
 
-def test_held_out_problems_that_are_trained_on_are_not_silent(policy):
+def test_held_out_problems_that_are_trained_on_are_not_silent(sampler):
     data = data_of([MIXED] * 4, val_task=Numbered(3))
     with pytest.warns(ConfigWarning, match=r"data\.val_task: 3 of 3 prompts are also in data\.tas"):
-        attach(data, module_of(policy))
-    attach(data_of([MIXED] * 4), module_of(policy))  # validating on the task itself is a choice
+        attach(data, sampler)
+    attach(data_of([MIXED] * 4), sampler)  # validating on the task itself is a choice
 
 
 # --- whose weights, which seeds -------------------------------------------------------------------
@@ -432,9 +439,9 @@ def test_a_loader_without_a_length_would_be_caught(policy):
         trainer_of().fit(module_of(policy), datamodule=real_data(Unsized))
 
 
-def test_sampling_seeds_differ_by_rank_and_position_and_repeat(policy):
+def test_sampling_seeds_differ_by_rank_and_position_and_repeat(sampler):
     """I01: no two ranks, rollouts or rounds draw alike, and a rerun draws the same."""
-    data = attach(data_of([MIXED] * 4), module_of(policy))
+    data = attach(data_of([MIXED] * 4), sampler)
 
     def seeds():
         found = {}
@@ -452,12 +459,12 @@ def test_sampling_seeds_differ_by_rank_and_position_and_repeat(policy):
     assert not set(seeds().values()) & set(first.values())
 
 
-def test_two_ranks_sample_different_responses_to_one_prompt(policy):
+def test_two_ranks_sample_different_responses_to_one_prompt(sampler):
     """I01."""
     responses = []
     for rank in (0, 1, 0):
         data = real_data(task=Numbered(2), engine=HFEngine(), groups_per_rollout=1, group_size=8)
-        attach(data, module_of(policy))
+        attach(data, sampler)
         data.shard = lambda rank=rank: (rank, 2)
         data.prompts = [data.prompts[0]] * 2
         responses.append(data.rollout().response_ids)
@@ -468,9 +475,9 @@ def test_two_ranks_sample_different_responses_to_one_prompt(policy):
 # --- evaluation -----------------------------------------------------------------------------------
 
 
-def test_evaluation_draws_alike_every_time_and_not_like_training(policy):
+def test_evaluation_draws_alike_every_time_and_not_like_training(sampler):
     data = real_data(val_samples=3, val_groups_per_batch=4, val_task=PlanCount("held_out", n_max=3))
-    attach(data, module_of(policy))
+    attach(data, sampler)
     first = [data.evaluation(b) for b in range(data.evaluation_batches())]
     torch.manual_seed(5)
     data.rollout()
@@ -508,10 +515,10 @@ def evaluate(data, world, k):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("per_batch", [1, 2, 64])
-def test_rows_that_only_fill_up_a_rank_are_not_counted(policy, world, per_batch):
+def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch):
     """I06: five problems, the first one right, give 0.2 on any number of processes."""
     data = data_of([RIGHT, WRONG, WRONG, WRONG, WRONG], val_groups_per_batch=per_batch)
-    attach(data, module_of(policy))
+    attach(data, sampler)
     metric = evaluate(data, world, k=2)
     assert metric.problems == 5
     assert metric.compute()["accuracy"] == pytest.approx(0.2)
@@ -532,6 +539,7 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(policy, world, per_batch)
         ({"val_groups_per_batch": 0}, r"data\.val_groups_per_batch=0"),
         ({"group_size": 1}, r"data\.group_size=1: data\.group_filter=DropUniform .*at least 2"),
         ({"group_filter": None, "groups_per_round": 3}, r"groups_per_round=3: has no effect"),
+        ({"groups_per_round": 1, "max_rounds": 1}, r"groups_per_round=1: .*choose at least 2"),
         ({"rewards": {"correctness": None}}, r"data\.rewards"),
         ({"sampling": Sampling(temperature=0)}, r"data\.sampling\.temperature=0: .*choose 1"),
     ],
