@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from lit_reason.__main__ import main
-from tests.conftest import ROOT, SMALL
+from tests.conftest import ROOT, SMALL, fit
+from tests.test_configs import arguments, metrics
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -68,12 +69,34 @@ def algorithm_pages():
 @pytest.mark.parametrize("page", algorithm_pages(), ids=lambda p: p.stem)
 def test_functions_and_classes_in_the_equation_tables_exist(page):
     import lit_reason.cli as everything
-    from lit_reason import advantages, callbacks, functional, objectives, rewards
+    from lit_reason import advantages, callbacks, functional, learner, objectives, rewards
 
     places = [functional, objectives, advantages, rewards, callbacks, everything]
-    places += [everything.aggregation, everything.filters]
+    places += [everything.aggregation, everything.filters, learner]
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")][2:]
     names = {n for row in rows for n in re.findall(r"`(?:functional\.)?(\w+)`", row.split("|")[2])}
     assert names
     for name in names:
         assert any(hasattr(place, name) for place in places), name
+
+
+def documented(key):
+    """Whether the table of metrics describes a key, by name, suffix or pattern."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    first_column = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+    names, last = set(), ""
+    for column in first_column:
+        for name in re.findall(r"`([^`]+)`", column):
+            # `_min` continues the name before it
+            last = re.sub(r"_[a-z]+$", "", last) + name if name.startswith("_") else name
+            names |= {last, *([last + name] if name.startswith("_") else [])}
+    patterns = [re.escape(n).replace("NAME", r"\w+") for n in names]
+    patterns += [r"entropy/position_\d+", r"val/pass_at_\d+", r"response_length_\w+"]
+    return any(re.fullmatch(p, key) for p in patterns)
+
+
+@pytest.mark.parametrize("name", ["vapo", "dapo", "grpo"])
+def test_every_logged_metric_is_documented(name):
+    run_dir = fit(*arguments(name), "--callbacks.overlong=OverlongFilter")
+    keys = set().union(*metrics(run_dir)) - {"step", "epoch"}
+    assert not sorted(k for k in keys if not documented(k))
