@@ -63,7 +63,11 @@ class Ranks:
             if not end.poll(max(deadline - time.monotonic(), 0)):
                 self.stop()
                 pytest.fail(f"rank {rank} did not finish {function.__name__} in {LIMIT} s")
-            answers.append(end.recv())
+            try:
+                answers.append(end.recv())
+            except EOFError:
+                self.stop()
+                pytest.fail(f"rank {rank} died in {function.__name__}")
         for rank, (error, _) in enumerate(answers):
             if error:
                 self.stop()  # the other rank may be in a collective
