@@ -103,7 +103,8 @@ class Backbone(ABC):
     def critic(self) -> ValueModel:
         """The value network; see `critic_init`."""
         causal = self._build(random=self.critic_init == "random")
-        critic = ValueModel(causal.base_model).train()
+        base: Any = causal.base_model
+        critic = ValueModel(base).train()
         if self.gradient_checkpointing:
             _recompute_activations(critic.base)
         if self.critic_init not in ("policy", "random"):

@@ -21,7 +21,7 @@ class GrowingLayer(DynamicLayer):
         key_states: Tensor,
         value_states: Tensor,
         *args: Any,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values and returns all of them."""
         if not self.is_initialized:
@@ -39,15 +39,15 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (room[..., :end, :] for room in self.room)
         return self.keys, self.values
 
-    def _grow(self, old: Tensor, new: Tensor, end: int) -> Tensor:
+    def _grow(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         blocks = -(-end // self.block)
         grown = new.new_empty(*new.shape[:-2], blocks * self.block, new.shape[-1])
-        if old.numel():
+        if old is not None and old.numel():
             grown[..., : old.shape[-2], :] = old
         return grown
 
 
-def growing_cache(config: Any) -> DynamicCache:  # noqa: ANN401
+def growing_cache(config: Any) -> DynamicCache:
     """A cache of `GrowingLayer` where the model attends to everything, else the library's own.
 
     Args:

@@ -257,7 +257,8 @@ def _bases(hint: Any) -> Iterable[type]:
 def _subclasses(base: type) -> Iterable[type]:
     if base.__module__ != "builtins":
         yield base
-        for child in base.__subclasses__():
+        children: list[type] = base.__subclasses__()
+        for child in children:
             yield from _subclasses(child)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -242,60 +241,6 @@ class Learner:
             parts = total.split([g.numel() for g in grads])
             for parameter, grad, part in zip(bucket, grads, parts, strict=True):
                 parameter.grad = grad.copy_(part.view_as(grad))
-
-
-class NonFiniteGuard:
-    """Stops a run whose losses or gradients stay non-finite, and keeps what led there.
-
-    Args:
-        limit: Steps in a row; `None` never stops.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.in_a_row = 0
-
-    def observe(
-        self,
-        network: str,
-        stats: dict[str, Tensor],
-        experience: Experience,
-        rows: Tensor,
-        path: Path,
-    ) -> None:
-        """Counts one optimizer step.
-
-        Args:
-            network: "actor" or "critic".
-            stats: What `Learner.update` returned.
-            experience: The whole rollout.
-            rows: The mini-batch.
-            path: Where to save it.
-
-        Raises:
-            FloatingPointError: The limit is reached.
-        """
-        bad = stats.get(f"update/nonfinite_{network}")
-        if bad is None:  # nothing was computed
-            return
-        self.in_a_row = self.in_a_row + 1 if bad else 0
-        if self.limit is None or self.in_a_row < self.limit:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        minibatch = experience[rows.to(experience.advantages.device)]
-        saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
-        torch.save(saved, path)
-        raise FloatingPointError(
-            f"loss or gradient of the {network} not finite in {self.in_a_row} optimizer steps in a "
-            f"row; the last mini-batch is in {path} (model.update.max_nonfinite={self.limit})"
-        )
-
-
-def _tensors(batch: Any) -> dict[str, Any]:
-    """The fields of a batch as plain values that `torch.load` takes without trust."""
-    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    rollout = values.pop("rollout", None)
-    return values if rollout is None else {**values, "rollout": _tensors(rollout)}
 
 
 def _buckets(parameters: Sequence[nn.Parameter], size: int = 2**24) -> list[list[nn.Parameter]]:

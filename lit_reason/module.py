@@ -24,7 +24,8 @@ from lit_reason.functional import (
     kl_penalised_rewards,
     outcome_to_tokens,
 )
-from lit_reason.learner import Learner, NonFiniteGuard, Update
+from lit_reason.guard import NonFiniteGuard
+from lit_reason.learner import Learner, Update
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import Entropy, policy_outputs, state_values
 from lit_reason.objectives import LossTerm
@@ -284,7 +285,8 @@ class ReasonModule(LightningModule):
     def _step_schedules(self, updates: list[dict[str, Tensor]]) -> None:
         """Steps the schedules of the networks that took an optimizer step in this rollout."""
         scheduled = [n for n in self.trained if self.scheduler_factories[n] is not None]
-        for name, scheduler in zip(scheduled, self._as_list(self.lr_schedulers()), strict=True):
+        schedulers: list[Any] = self._as_list(self.lr_schedulers())
+        for name, scheduler in zip(scheduled, schedulers, strict=True):
             key = f"update/skipped_{name}"
             if any(key in stats and not stats[key] for stats in updates):
                 scheduler.step()
@@ -346,7 +348,8 @@ class ReasonModule(LightningModule):
         k = data.val_samples
         if stage not in self.group_metrics:
             self.group_metrics[stage] = GroupMetrics(k).to(self.device)
-        self.group_metrics[stage].update(
+        metric: Any = self.group_metrics[stage]
+        metric.update(
             rollout.correct.view(-1, k),
             rollout.lengths.view(-1, k),
             rollout.truncated.view(-1, k),

@@ -108,7 +108,7 @@ class HFEngine(RolloutEngine):
         self,
         actor: Any,
         rows: list[list[int]],
-        sampling: Sampling,  # noqa: ANN401
+        sampling: Sampling,
     ) -> list[Response]:
         backbone = self.module.backbone
         tokenizer, eos_ids = backbone.tokenizer, backbone.eos_ids
@@ -181,7 +181,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _bare_config(actor: Any) -> Iterator[None]:  # noqa: ANN401
+def _bare_config(actor: Any) -> Iterator[None]:
     own = actor.generation_config
     actor.generation_config = GenerationConfig()
     try:

@@ -84,7 +84,7 @@ def actor_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def build_backbone(config: Path) -> Any:  # noqa: ANN401
+def build_backbone(config: Path) -> Any:
     """The backbone of a run; where its critic came from does not matter here."""
     chosen = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["backbone"]
     module, name = chosen["class_path"].rsplit(".", 1)

@@ -51,8 +51,9 @@ class EntropyMonitor(Callback):
         if module.reduce is not None:
             sums, counts = module.reduce(sums), module.reduce(counts)
         for name, total, count in zip(masks, sums, counts, strict=True):
-            mean = total / count if count else torch.full_like(total, float("nan"))
-            self.log(name, mean, prog_bar=name == "entropy", batch_size=len(batch))
+            if count:  # a rollout may hold no correct response, on all ranks together
+                shown = name == "entropy"
+                module.log(name, total / count, prog_bar=shown, batch_size=len(batch))
 
     def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
         """The tokens that each logged mean is over."""

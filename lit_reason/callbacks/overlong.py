@@ -31,4 +31,4 @@ class OverlongFilter(Callback):
             batch.value_mask &= ~batch.truncated[:, None]
         share: Any = batch.truncated.float().mean()
         distributed = trainer.world_size > 1
-        self.log("overlong/masked", share, batch_size=len(batch), sync_dist=distributed)
+        pl_module.log("overlong/masked", share, batch_size=len(batch), sync_dist=distributed)

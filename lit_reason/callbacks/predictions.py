@@ -49,9 +49,10 @@ class PredictionWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         """Appends one batch."""
+        module: Any = pl_module
         valid = prediction[prediction.prompt_index >= 0]
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            for row in describe_rows(valid, pl_module.backbone.tokenizer):
+            for row in describe_rows(valid, module.backbone.tokenizer):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -52,7 +52,8 @@ class SampleTable(Callback):
         """Writes the table when it is due."""
         if batch.policy_version % self.every_n_rollouts:
             return
-        table = describe_rows(batch, pl_module.backbone.tokenizer, self.rows)
+        module: Any = pl_module
+        table = describe_rows(batch, module.backbone.tokenizer, self.rows)
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "samples.jsonl").open("a", encoding="utf-8") as file:

@@ -170,5 +170,5 @@ def outcome(folder: Path, metric: str) -> tuple[float | None, float | None, int]
     return measured.get(0, printed[0]), measured.get(run.rollouts, printed[1]), run.rollouts
 
 
-def _read(path: Path) -> Any:  # noqa: ANN401
+def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))

@@ -104,7 +104,7 @@ def collect(rows: list[dict[str, Any]]) -> dict[str, Series]:
     return series
 
 
-def _number(cell: Any) -> float | None:  # noqa: ANN401
+def _number(cell: Any) -> float | None:
     try:
         value = float(cell)
     except (TypeError, ValueError):

@@ -96,7 +96,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         figure.savefig(path)
 
 
-def _draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:  # noqa: ANN401
+def _draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:
     axes.set(title=panel.title, xlabel="rollout", ylabel=panel.unit)
     keys = [k for k in (panel.train, panel.held_out) if k]
     if not any(run.get(key) for run in runs for key in keys):
@@ -120,7 +120,7 @@ def _draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:  # noqa: 
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _draw_train(axes: Any, series: Series, colour: str) -> None:  # noqa: ANN401
+def _draw_train(axes: Any, series: Series, colour: str) -> None:
     if len(series.values) < SMOOTH_FROM:
         dots = {"marker": "."} if len(series.values) == 1 else {}
         axes.plot(series.rollouts, series.values, color=colour, lw=1.6, zorder=3, **dots)
@@ -130,7 +130,7 @@ def _draw_train(axes: Any, series: Series, colour: str) -> None:  # noqa: ANN401
     axes.plot(series.rollouts, smooth, color=colour, lw=1.8, zorder=3)
 
 
-def _shade_warmup(axes: Any, run: Run, colour: str) -> None:  # noqa: ANN401
+def _shade_warmup(axes: Any, run: Run, colour: str) -> None:
     if run.warmup_end is not None:
         axes.axvspan(0, run.warmup_end + 0.5, color=colour, alpha=0.12, lw=0, zorder=0)
 

@@ -117,7 +117,7 @@ def read_sweep(path: Path) -> Sweep:
     return Sweep(path.stem, command, grid, seeds, metric)
 
 
-def _values(path: Path, key: str, entry: Any) -> list[Any]:  # noqa: ANN401
+def _values(path: Path, key: str, entry: Any) -> list[Any]:
     if isinstance(entry, dict) and set(entry) == {"value"}:
         values = [entry["value"]]
     elif isinstance(entry, dict) and set(entry) == {"values"} and entry["values"]:
@@ -143,6 +143,6 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     return {k: s if last.count(s) == 1 else k for k, s in zip(keys, last, strict=True)}
 
 
-def _label(key: str, value: Any) -> str:  # noqa: ANN401
+def _label(key: str, value: Any) -> str:
     text = Path(value).stem if key == "config" else f"{key}={value}"
     return re.sub(r"[^\w.=+-]", "-", text)
