@@ -30,6 +30,7 @@ from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import Entropy, policy_outputs, state_values
 from lit_reason.objectives import LossTerm
 from lit_reason.stages import enter_stage
+from lit_reason.statistics import average, describe, over_ranks
 
 
 class ReasonModule(LightningModule):
@@ -169,7 +170,7 @@ class ReasonModule(LightningModule):
         self._step_schedules(updates)
         self.policy_version += 1
         self._refresh_reference()
-        self._log(rollout, {**stats, **_average(updates)})
+        self._log(rollout, {**stats, **average(updates)})
         return {"experience": experience}
 
     @torch.no_grad()
@@ -299,37 +300,16 @@ class ReasonModule(LightningModule):
     # --- logging ------------------------------------------------------------------------------
 
     def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Statistics of the rollout and of the annotation."""
+        """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
-        stats: dict[str, Tensor] = {
-            "reward": rollout.rewards.mean(),
-            "accuracy": rollout.correct.float().mean(),
-            "response_length": rollout.lengths.float().mean(),
-            "response_length_max": rollout.lengths.max().float(),
-            "response_length_min": rollout.lengths.min().float(),
-            "truncated": rollout.truncated.float().mean(),
-            **{k: torch.tensor(v, device=self.device) for k, v in rollout.stats.items()},
-        }
-        for key, value in extra.items():
-            stats[f"{key}_mean"] = value.mean()
-            stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
-        stats = self._over_ranks(stats)
+        stats = describe(rollout, extra)
+        if self.reduce is not None:
+            stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.returns is not None:
             stats["value/explained_variance"] = explained_variance(
                 experience.values, experience.returns, rollout.value_mask, reduce=self.reduce
             )
         return stats
-
-    def _over_ranks(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.reduce is None:
-            return stats
-        reduced: dict[str, Tensor] = {}
-        for op in ("mean", "min", "max"):
-            keys = [k for k in stats if _across_ranks(k) == op]
-            values = torch.stack([stats[k].float() for k in keys]) if keys else torch.zeros(0)
-            total: Any = self.trainer.strategy.reduce(values.to(self.device), reduce_op=op)
-            reduced |= dict(zip(keys, total, strict=True))
-        return reduced
 
     def _log(self, rollout: RolloutBatch, stats: dict[str, Tensor]) -> None:
         shown = ("reward", "accuracy", "response_length")
@@ -400,14 +380,3 @@ class ReasonModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the rollout counter."""
         self.policy_version = checkpoint.get("policy_version", 0)
-
-
-def _across_ranks(key: str) -> str:
-    """How a statistic of each rank's rollout becomes that of all of them."""
-    return next((op for op in ("min", "max") if key.endswith(f"_{op}")), "mean")
-
-
-def _average(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean over optimizer steps of each statistic, over the steps that have it."""
-    keys = dict.fromkeys(key for step in steps for key in step)
-    return {k: torch.stack([s[k].float() for s in steps if k in s]).mean() for k in keys}

@@ -1,0 +1,60 @@
+"""What a rollout and its update look like in numbers: one value a key, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_reason.batch import RolloutBatch
+
+
+def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Statistics of this rank's rollout.
+
+    Args:
+        rollout: B responses.
+        extra: (B,) quantities of the advantage estimator, described by mean, minimum and maximum.
+    """
+    lengths = rollout.lengths.float()
+    stats = {
+        "reward": rollout.rewards.mean(),
+        "accuracy": rollout.correct.float().mean(),
+        "response_length": lengths.mean(),
+        "response_length_max": lengths.max(),
+        "response_length_min": lengths.min(),
+        "truncated": rollout.truncated.float().mean(),
+        **{k: torch.tensor(v, device=lengths.device) for k, v in rollout.stats.items()},
+    }
+    for key, value in extra.items():
+        stats[f"{key}_mean"] = value.mean()
+        stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
+    return stats
+
+
+def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) -> dict[str, Tensor]:
+    """Minima and maxima over the ranks of keys that end so, means of all others.
+
+    Args:
+        stats: The same keys on every rank.
+        strategy: Lightning's strategy, which reduces.
+        device: Where it reduces.
+    """
+    reduced: dict[str, Tensor] = {}
+    for op in ("mean", "min", "max"):
+        keys = [k for k in stats if _across_ranks(k) == op]
+        values = torch.stack([stats[k].float() for k in keys]) if keys else torch.zeros(0)
+        total = strategy.reduce(values.to(device), reduce_op=op)
+        reduced |= dict(zip(keys, total, strict=True))
+    return reduced
+
+
+def average(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean over optimizer steps of each statistic, over the steps that have it."""
+    keys = dict.fromkeys(key for step in steps for key in step)
+    return {k: torch.stack([s[k].float() for s in steps if k in s]).mean() for k in keys}
+
+
+def _across_ranks(key: str) -> str:
+    return next((op for op in ("min", "max") if key.endswith(f"_{op}")), "mean")
