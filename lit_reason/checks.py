@@ -76,3 +76,10 @@ def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
             "data.group_size=1: model.advantage=GroupRelative compares the responses of a group, "
             "and one response has advantage 0; choose at least 2"
         )
+    steps = [name for name, term in data.rewards.items() if term.per_token]
+    if steps and module.kl_in_reward and isinstance(module.advantage, GroupRelative):
+        raise ConfigError(
+            f"model.kl_in_reward={module.kl_in_reward}: with the per-token reward {steps[0]!r}, "
+            "GroupRelative reads rewards of judged steps only and would drop the penalty elsewhere; "
+            "set it to 0 and add a KLToReference term"
+        )

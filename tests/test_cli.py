@@ -153,6 +153,9 @@ def test_group_relative_advantages_of_single_responses_are_refused(capsys):
     assert re.search(
         r"model\.value=ValueLoss: would have no effect.*set model\.value to null", line
     )
+    steps = ["--data.rewards.steps=StepCorrectness", "--model.kl_in_reward=0.1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *steps)
+    assert re.search(r"model\.kl_in_reward=0\.1: .*'steps'.*add a KLToReference term", line)
 
 
 # --- help -----------------------------------------------------------------------------------------
