@@ -95,6 +95,10 @@ class GAE(AdvantageEstimator):
         for name, value in unit.items():
             if not 0 <= value <= 1:
                 raise ConfigError(f"model.advantage.{name}={value}: must lie in [0, 1]")
+        if lambda_min == 1:
+            raise ConfigError(
+                "model.advantage.lambda_min=1: must be below 1; set alpha=null, lam_policy=1"
+            )
         if alpha is not None and alpha <= 0:
             raise ConfigError(
                 f"model.advantage.alpha={alpha}: must be above 0, or null to use lam_policy"

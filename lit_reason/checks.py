@@ -80,6 +80,6 @@ def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     if steps and module.kl_in_reward and isinstance(module.advantage, GroupRelative):
         raise ConfigError(
             f"model.kl_in_reward={module.kl_in_reward}: with the per-token reward {steps[0]!r}, "
-            "GroupRelative reads rewards of judged steps only and would drop the penalty elsewhere; "
+            "GroupRelative reads judged steps only and would drop the penalty elsewhere; "
             "set it to 0 and add a KLToReference term"
         )

@@ -16,12 +16,12 @@ class NonFiniteGuard:
     """Stops a run whose losses or gradients stay non-finite, and keeps what led there.
 
     Args:
-        limit: Steps in a row; `None` never stops.
+        limit: Steps of one network in a row; `None` never stops.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.in_a_row = 0
+        self.in_a_row: dict[str, int] = {}
 
     def observe(
         self,
@@ -46,15 +46,16 @@ class NonFiniteGuard:
         bad = stats.get(f"update/nonfinite_{network}")
         if bad is None:  # nothing was computed
             return
-        self.in_a_row = self.in_a_row + 1 if bad else 0
-        if self.limit is None or self.in_a_row < self.limit:
+        in_a_row = self.in_a_row.get(network, 0) + 1 if bad else 0
+        self.in_a_row[network] = in_a_row
+        if self.limit is None or in_a_row < self.limit:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         minibatch = experience[rows.to(experience.advantages.device)]
         saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
         torch.save(saved, path)
         raise FloatingPointError(
-            f"loss or gradient of the {network} not finite in {self.in_a_row} optimizer steps in a "
+            f"loss or gradient of the {network} not finite in {in_a_row} optimizer steps in a "
             f"row; the last mini-batch is in {path} (model.update.max_nonfinite={self.limit})"
         )
 

@@ -150,7 +150,9 @@ class ValueLoss(LossTerm):
         clip = self._clip(experience)
         if clip is None or experience.values is None:
             return {}
-        return {"clip_fraction": ((outputs.detach() - experience.values).abs() > clip).float()}
+        values, old, returns = outputs.detach(), experience.values, experience.returns
+        clipped = values.clamp(old - clip, old + clip)
+        return {"clip_fraction": ((clipped - returns) ** 2 > (values - returns) ** 2).float()}
 
     def _clip(self, experience: Experience) -> float | None:
         return None if experience.phase == "value_warmup" else self.clip

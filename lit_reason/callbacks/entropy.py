@@ -53,7 +53,9 @@ class EntropyMonitor(Callback):
         for name, total, count in zip(masks, sums, counts, strict=True):
             if count:  # a rollout may hold no correct response, on all ranks together
                 shown = name == "entropy"
-                module.log(name, total / count, prog_bar=shown, batch_size=len(batch))
+                self.log(  # type: ignore[attr-defined]
+                    name, total / count, prog_bar=shown, batch_size=len(batch)
+                )
 
     def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
         """The tokens that each logged mean is over."""

@@ -31,4 +31,6 @@ class OverlongFilter(Callback):
             batch.value_mask &= ~batch.truncated[:, None]
         share: Any = batch.truncated.float().mean()
         distributed = trainer.world_size > 1
-        pl_module.log("overlong/masked", share, batch_size=len(batch), sync_dist=distributed)
+        self.log(  # type: ignore[attr-defined]
+            "overlong/masked", share, batch_size=len(batch), sync_dist=distributed
+        )
