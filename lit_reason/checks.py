@@ -52,6 +52,11 @@ def _check_critic(module: ReasonModule) -> None:
 
 
 def _check_reference(module: ReasonModule) -> None:
+    if not module.kl_in_reward >= 0:
+        raise ConfigError(
+            f"model.kl_in_reward={module.kl_in_reward}: must be at least 0; a negative penalty "
+            "would reward divergence from the reference"
+        )
     every = module.reference_refresh
     if every is None:
         return

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import warnings
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
 from zipfile import is_zipfile
@@ -32,9 +31,9 @@ from lit_reason.errors import ConfigError
 from lit_reason.explain import explain, nested_reason, read_configs
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
+from lit_reason.run_dir import RUN_DIR_VARIABLE, choose_run_dir, claim, give_back
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
-RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 
 
 class ReasonParser(LightningArgumentParser):
@@ -71,9 +70,7 @@ class RecordConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""
         text = self.parser.dump(self.config, skip_none=False)
-        path = Path(trainer.default_root_dir, "config.yaml")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        claim(trainer.default_root_dir, text, resumed=bool(trainer.ckpt_path))
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):
                 logger.log_hyperparams(yaml.safe_load(text))
@@ -116,6 +113,7 @@ class ReasonCLI(LightningCLI):
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
         )
+        os.environ[RUN_DIR_VARIABLE] = config.run_dir
         for logger in _as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)
             if arguments is not None and arguments.get("save_dir") == ".":
@@ -227,47 +225,6 @@ def check_checkpoint(path: str | None) -> None:
         )
 
 
-def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:
-    """The folder of the run.
-
-    Args:
-        run_dir: As configured; `None` takes the first free of runs/000, runs/001, ...
-        subcommand: Only `fit` writes a new run.
-        ckpt_path: Checkpoint that the run continues from.
-
-    Raises:
-        ConfigError: `fit` would write over an earlier run.
-    """
-    first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-    if run_dir is None:
-        # ranks that rank 0 started find its choice in the environment
-        inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
-        run_dir = inherited or str(_first_free(Path("runs"), make=first and subcommand == "fit"))
-        os.environ[RUN_DIR_VARIABLE] = run_dir
-    elif first and subcommand == "fit" and not ckpt_path and Path(run_dir, "config.yaml").exists():
-        raise ConfigError(
-            f"run_dir={run_dir}: already holds a run; choose another --run_dir, or continue it "
-            f"with --ckpt_path={Path(run_dir, 'checkpoints', 'last.ckpt')}"
-        )
-    return run_dir
-
-
-def _first_free(parent: Path, make: bool) -> Path:
-    """The first of 000, 001, ... under `parent`; made at once, as another run may start now."""
-    for i in count():
-        folder = parent / f"{i:03d}"
-        if folder.exists():
-            continue
-        if not make:
-            return folder
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("unreachable")
-
-
 def build(args: list[str]) -> LightningCLI:
     """Parses the arguments and runs the subcommand."""
     common: dict[str, Any] = {
@@ -302,6 +259,8 @@ def run(args: list[str]) -> LightningCLI:
             raise
         sys.stderr.write(f"error: {reason}\n")
         raise SystemExit(2) from None
+    finally:
+        give_back()
 
 
 def quiet_lightning() -> None:

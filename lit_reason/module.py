@@ -17,6 +17,7 @@ from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
+from lit_reason.errors import ConfigError
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -101,9 +102,14 @@ class ReasonModule(LightningModule):
     # --- construction -------------------------------------------------------------------------
 
     @property
+    def actor_terms(self) -> dict[str, LossTerm]:
+        """The named terms of the actor's loss, the policy term first."""
+        return {"policy": self.policy, **self.terms}
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a term or the reward compares with the reference policy."""
-        return self.kl_in_reward != 0 or any(t.needs_reference for t in self.terms.values())
+        return self.kl_in_reward != 0 or any(t.needs_reference for t in self.actor_terms.values())
 
     def setup(self, stage: str) -> None:
         """Checks the sizes, before `configure_model` loads anything."""
@@ -126,12 +132,17 @@ class ReasonModule(LightningModule):
         """One optimizer, and if configured one schedule, for each trained network."""
         configured = []
         for name in self.trained:
-            optimizer = self.optimizer_factories[name](getattr(self, name).parameters())
-            entry: dict[str, Any] = {"optimizer": optimizer}
-            factory = self.scheduler_factories[name]
-            if factory is not None:
-                schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
-                entry["lr_scheduler"] = {**schedule, "interval": "step"}
+            try:
+                optimizer = self.optimizer_factories[name](getattr(self, name).parameters())
+                entry: dict[str, Any] = {"optimizer": optimizer}
+                factory = self.scheduler_factories[name]
+                if factory is not None:
+                    schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
+                    entry["lr_scheduler"] = {**schedule, "interval": "step"}
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"model.{name}_optimizer, model.{name}_scheduler: {error}"
+                ) from error
             configured.append(entry)
         return configured
 
@@ -253,14 +264,14 @@ class ReasonModule(LightningModule):
 
     def learners(self) -> dict[str, Learner]:
         """The trained networks with their loss terms, in update order."""
-        actor_terms = {"policy": self.policy, **self.terms}
-        entropy: Entropy = "grad" if any(t.needs_entropy for t in self.terms.values()) else "none"
+        wanted = any(term.needs_entropy for term in self.actor_terms.values())
+        entropy: Entropy = "grad" if wanted else "none"
         built: dict[str, Learner] = {}
         if self.value is not None:
             terms, forward = {"value": self.value}, lambda net, e: state_values(net, e.rollout)
             built["critic"] = self._learner("critic", terms, forward)
         built["actor"] = self._learner(
-            "actor", actor_terms, lambda net, e: self._score(net, e.rollout, entropy)
+            "actor", self.actor_terms, lambda net, e: self._score(net, e.rollout, entropy)
         )
         return built
 

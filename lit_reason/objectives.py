@@ -38,9 +38,9 @@ class LossTerm(ABC):
     needs_entropy: ClassVar[bool] = False
 
     def __init__(self, coef: float = 1.0, aggregation: Aggregation | None = None) -> None:
-        if coef == 0:
+        if not coef > 0:
             raise ConfigError(
-                f"{type(self).__name__}.coef=0: the term would have no effect; set the term to null"
+                f"{type(self).__name__}.coef={coef}: must be above 0; set the term to null for none"
             )
         self.coef = coef
         self.aggregation = aggregation

@@ -14,7 +14,9 @@ import yaml
 
 from lit_reason.__main__ import main
 from lit_reason.backbones import Pretrained
-from lit_reason.cli import choose_run_dir, run
+from lit_reason.cli import run
+from lit_reason.errors import ConfigError
+from lit_reason.run_dir import choose_run_dir, claim
 from tests.conftest import SMALL, fails, fit, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
@@ -69,6 +71,8 @@ FLAGS = [
         "--model.value=null",
         r"model\.value=null: model\.advantage=GAE needs a critic; set .*ValueLo",
     ),
+    ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be at least 0"),
+    ("--model.terms.positive_lm.coef=-1", r"PositiveExampleLM\.coef=-1\.0: must be above 0"),
     # the Trainer
     ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
     ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
@@ -203,6 +207,27 @@ def test_the_first_free_folder_is_taken():
     for expected in ("000", "001"):
         main(["fit", *tiny("grpo"), *SMALL, "--trainer.fast_dev_run=true"])
         assert sorted(p.name for p in Path("runs").iterdir())[-1] == expected
+
+
+def test_a_refused_run_leaves_no_folder_behind(capsys):
+    fails(capsys, "fit", *VAPO, "--model.value=null")
+    fails(capsys, "fit", *VAPO, "--model.update.minibatch_size=7")
+    assert not list(Path("runs").iterdir())
+
+
+def test_two_runs_cannot_claim_one_folder():
+    claim("run", "a: 1", resumed=False)
+    with pytest.raises(ConfigError, match=r"run_dir=run: already holds a run.*remove the folder"):
+        claim("run", "a: 2", resumed=False)
+    assert Path("run/config.yaml").read_text() == "a: 1"
+    claim("run", "a: 3", resumed=True)
+    assert Path("run/config.yaml").read_text() == "a: 3"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(capsys):
+    Path("file").write_text("")
+    line = fails(capsys, "fit", *VAPO, "--run_dir=file/run")
+    assert re.search(r"run_dir=file/run: cannot be written .*choose another --run_dir", line)
 
 
 def test_a_folder_that_holds_a_run_is_only_continued():

@@ -1,0 +1,100 @@
+"""The folder of a run: chosen, claimed, and given back if the run never starts."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_reason.errors import ConfigError
+
+RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
+CONFIG = "config.yaml"
+
+
+def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:
+    """The folder of the run.
+
+    Args:
+        run_dir: As configured; `None` takes the first free of runs/000, runs/001, ...
+        subcommand: Only `fit` writes a new run.
+        ckpt_path: Checkpoint that the run continues from.
+
+    Raises:
+        ConfigError: `fit` would write over an earlier run, or cannot write.
+    """
+    first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+    new = first and subcommand == "fit"
+    try:
+        if run_dir is None:
+            # ranks that rank 0 started find its choice in the environment
+            inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
+            run_dir = inherited or str(_first_free(Path("runs"), make=new))
+            os.environ[RUN_DIR_VARIABLE] = run_dir
+        elif new and not ckpt_path and Path(run_dir, CONFIG).exists():
+            raise _holds_a_run(run_dir)
+        elif new:
+            Path(run_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={run_dir or 'runs'}: cannot be written ({error.strerror}); choose another "
+            "--run_dir"
+        ) from error
+    return run_dir
+
+
+def claim(run_dir: str, config: str, resumed: bool) -> None:
+    """Writes `config.yaml`, which makes the folder that of this run.
+
+    Args:
+        run_dir: The folder.
+        config: Text of the configuration.
+        resumed: The run continues the one in the folder.
+
+    Raises:
+        ConfigError: Another run has claimed the folder meanwhile.
+    """
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    try:
+        with Path(run_dir, CONFIG).open("w" if resumed else "x", encoding="utf-8") as file:
+            file.write(config)
+    except FileExistsError as error:
+        raise _holds_a_run(run_dir) from error
+
+
+def give_back() -> None:
+    """Removes the folder chosen last if nothing was written into it."""
+    chosen = os.environ.get(RUN_DIR_VARIABLE)
+    if chosen and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        with suppress(OSError):  # it is missing, or holds something
+            Path(chosen).rmdir()
+
+
+def _holds_a_run(run_dir: str) -> ConfigError:
+    last = Path(run_dir, "checkpoints", "last.ckpt")
+    if last.exists():
+        hint = f"continue it with --ckpt_path={last}"
+    else:
+        hint = "remove the folder: it holds no checkpoint to continue from"
+    return ConfigError(
+        f"run_dir={run_dir}: already holds a run; choose another --run_dir, or {hint}"
+    )
+
+
+def _first_free(parent: Path, make: bool) -> Path:
+    """The first of 000, 001, ... under `parent`; made at once, as another run may start now."""
+    for i in count():
+        folder = parent / f"{i:03d}"
+        if folder.exists():
+            continue
+        if not make:
+            return folder
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
