@@ -33,17 +33,13 @@ SIZES = [
 ]
 ADAMW = "--model.{0}_optimizer.init_args.{1}"
 RECIPE = {
-    # DAPO's script decays weights by 0.1; DeepSeekMath states nothing, torch's default is 0.01
-    "dapo": ["--model.actor_optimizer.init_args.weight_decay=0.01"],
-    # Open-Reasoner-Zero rewards 1/0, whitens advantages and sets betas and decay of its own
+    # DAPO's script decays weights by 0.1; DeepSeekMath states nothing
+    "dapo": ["--model.actor_optimizer.init_args.weight_decay=0.0"],
+    # Open-Reasoner-Zero rewards 1/0, whitens advantages and sets betas of its own
     "ppo": [
         "--data.rewards.correctness.init_args.wrong=-1",
         "--model.advantage.whiten=false",
-        *[
-            f"{ADAMW.format(network, key)}={value}"
-            for network in ("actor", "critic")
-            for key, value in (("betas", "[0.9,0.999]"), ("weight_decay", "0.01"))
-        ],
+        *[f"{ADAMW.format(network, 'betas')}=[0.9,0.999]" for network in ("actor", "critic")],
     ],
 }
 SWITCHES = {
