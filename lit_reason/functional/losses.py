@@ -76,8 +76,10 @@ def clipped_surrogate(
     _check_clip(clip_low, clip_high, dual_clip)
     ratio = _ratio(logprobs, old_logprobs)
     advantages = upcast(advantages.detach())
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    # chosen by the bounds, not by max and clamp: their gradients at a tie differ between releases
+    bounded = torch.where((advantages > 0) & (ratio > 1 + clip_high), 1 + clip_high, ratio)
+    bounded = torch.where((advantages < 0) & (ratio < 1 - clip_low), 1 - clip_low, bounded)
+    loss = -advantages * bounded
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)

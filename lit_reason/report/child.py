@@ -42,7 +42,7 @@ def run_to_end(command: Sequence[str], log: Path) -> int:
 
 def exit_on_signals() -> None:
     """Turns the signals that would end this process at once into `SystemExit`."""
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # a background job starts with SIGINT ignored
         if hasattr(signal, name):
             number = getattr(signal, name)
             signal.signal(number, lambda signum, _: sys.exit(128 + signum))
