@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class ConfigError(ValueError):
     """A setting that cannot work. The message names the key, its value and a valid choice."""
@@ -9,3 +14,23 @@ class ConfigError(ValueError):
 
 class ConfigWarning(UserWarning):
     """A setting that has no effect, or one that is known to spoil a run."""
+
+
+@contextmanager
+def blaming(key: str, part: object) -> Iterator[None]:
+    """Turns an exception in a part that the user wrote into one line: what was raised, and where.
+
+    Args:
+        key: The key that names the part.
+        part: The part.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise ConfigError(
+            f"{key}: {type(part).__name__} raised {type(error).__name__}: {error} (at {place})"
+        ) from error

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
 from lit_reason.tasks import Task
 
@@ -24,12 +24,15 @@ def judge(
     A truncated response is judged like any other: it may have stated its answer already.
 
     Raises:
-        ConfigError: A reward term returned the wrong number of values, or one that is not finite.
+        ConfigError: The task or a reward term raised, or returned the wrong number of values, or
+            one that is not finite.
     """
-    correct = [task.verify(prompt, response.text) for response in responses]
+    with blaming("data.task", task):
+        correct = [task.verify(prompt, response.text) for response in responses]
     group = Group(prompt, prompt_ids, responses, correct, [0.0] * len(responses))
     for name, term in rewards.items():
-        values = term(prompt, responses, correct)
+        with blaming(f"data.rewards.{name}", term):
+            values = term(prompt, responses, correct)
         _check_count(name, values, len(responses), f"{len(responses)} responses")
         if term.per_token:
             _add_token_rewards(group, name, term.weight, values)  # type: ignore[arg-type]

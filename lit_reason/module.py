@@ -17,7 +17,7 @@ from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, blaming
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -215,7 +215,13 @@ class ReasonModule(LightningModule):
                     column[rows] = value
         rewards = self._token_rewards(rollout, columns)
         values = columns.get("values")
-        advantages, returns, extra = self.advantage(rollout, rewards, values)
+        with blaming("model.advantage", self.advantage):
+            advantages, returns, extra = self.advantage(rollout, rewards, values)
+        if advantages.shape != rewards.shape:
+            raise ConfigError(
+                f"model.advantage={type(self.advantage).__name__}: returned advantages of shape "
+                f"{tuple(advantages.shape)}, expected (B, T) = {tuple(rewards.shape)}"
+            )
         if self.phase == "value_warmup" and values is not None:
             # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
             gamma = getattr(self.advantage, "gamma", 1.0)

@@ -27,7 +27,7 @@ from lit_reason.callbacks import (
 )
 from lit_reason.callbacks.samples import COLUMNS, describe_rows
 from lit_reason.data import RolloutDataModule
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.learner import Update
 from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, ValueLoss
@@ -35,6 +35,11 @@ from lit_reason.rewards import Correctness
 from lit_reason.rollout import Sampling
 from lit_reason.tasks import PlanCount
 from tests.conftest import SMALL, demonstrations, fails, ready, tiny
+
+# some runs here are parts of longer ones and end within their warm-up
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:callbacks.value_warmup:lit_reason.errors.ConfigWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +204,11 @@ def test_a_rollout_of_which_everything_is_truncated_trains_nothing(policy):
 
 
 # --- value warm-up --------------------------------------------------------------------------------
+
+
+def test_a_warm_up_as_long_as_the_run_is_warned_of(policy):
+    with pytest.warns(ConfigWarning, match=r"rollouts=2: the run has 2 rollouts, so the policy"):
+        run(module_of(policy), data_of(), ValueWarmup(2), max_epochs=1)
 
 
 @pytest.mark.parametrize("rollouts", [1, 3])

@@ -161,6 +161,29 @@ def test_group_relative_advantages_of_single_responses_are_refused(capsys):
     assert re.search(r"model\.kl_in_reward=0\.1: .*'steps'.*add a KLToReference term", line)
 
 
+BUGS = """
+from lit_reason.advantages import Advantages, GroupRelative
+from lit_reason.rewards import Reward
+
+class Boom(Reward):
+    def __call__(self, prompt, responses, correct):
+        return {}["key"]
+
+class Flat(GroupRelative):
+    def __call__(self, rollout, rewards, values):
+        return Advantages(rewards.sum(dim=1), None, {})
+"""
+
+
+def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(capsys, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_bugs.py").write_text(BUGS)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--data.rewards.x=my_bugs.Boom")
+    assert re.search(r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:7\)", line)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--model.advantage=my_bugs.Flat")
+    assert re.search(r"model\.advantage=Flat: returned advantages of shape \(16,\), expected", line)
+
+
 # --- help -----------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.backbones import save_critic
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 
 
 class ValueWarmup(Callback):
@@ -42,6 +43,19 @@ class ValueWarmup(Callback):
             raise ConfigError(
                 "callbacks.value_warmup: this configuration has no critic to warm up; set "
                 "callbacks.value_warmup to null, or model.value and a model.advantage that uses it"
+            )
+        if stage == "fit" and not self.save:
+            self._warn_if_policy_never_trains(trainer)
+
+    def _warn_if_policy_never_trains(self, trainer: Any) -> None:
+        data = getattr(trainer, "datamodule", None)
+        total = (trainer.max_epochs or 0) * data.rollouts_per_epoch if data is not None else 0
+        if 0 < total <= self.rollouts:
+            warnings.warn(
+                f"callbacks.value_warmup.rollouts={self.rollouts}: the run has {total} rollouts, "
+                "so the policy does not train; lower it, or raise trainer.max_epochs",
+                ConfigWarning,
+                stacklevel=2,
             )
 
     def on_train_batch_start(
