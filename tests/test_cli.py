@@ -18,7 +18,7 @@ from lit_reason.errors import ConfigError
 from lit_reason.run_dir import choose_run_dir, claim
 from tests.conftest import SMALL, fails, fit, tiny
 
-VAPO = [*tiny("vapo"), *SMALL]
+VAPO = [*tiny("vapo"), *SMALL, "--callbacks.value_warmup.rollouts=1"]
 
 
 def rows_of(run_dir):

@@ -13,7 +13,11 @@ import torch
 
 from tests.conftest import SMALL, fit, tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # VAPO's warm-up, where it is the switch left on, is longer than these runs
+    pytest.mark.filterwarnings("ignore:callbacks.value_warmup:lit_reason.errors.ConfigWarning"),
+]
 
 ROLLOUTS = 2
 SIZES = [
