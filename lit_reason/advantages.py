@@ -17,6 +17,7 @@ from lit_reason.functional import (
     group_relative_process,
     length_adaptive_lambda,
     masked_whiten,
+    zero_outside,
 )
 
 
@@ -39,10 +40,12 @@ class AdvantageEstimator(ABC):
 
     Attributes:
         needs_critic: The module builds a critic and passes its values.
+        gamma: Discount γ, also of the Monte-Carlo returns that value warm-up regresses on.
         reduce: Sums a tensor over data-parallel ranks; set by the module, `None` on one process.
     """
 
     needs_critic: ClassVar[bool] = False
+    gamma: float = 1.0
     reduce: Reduce | None = None
 
     @abstractmethod
@@ -118,7 +121,7 @@ class GAE(AdvantageEstimator):
         lam = self.policy_lambda(rollout)
         advantages = gae(rewards, values, mask, self.gamma, lam)
         targets = gae(rewards, values, mask, self.gamma, self.lam_critic)
-        returns = torch.where(mask, targets + values, torch.zeros_like(values))
+        returns = zero_outside(targets + values, mask)
         if self.whiten:
             advantages = masked_whiten(advantages, rollout.loss_mask, reduce=self.reduce)
         return Advantages(advantages, returns, {"gae/lambda": lam})
@@ -152,6 +155,6 @@ class GroupRelative(AdvantageEstimator):
             advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)
         else:
             scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std)
-            advantages = torch.where(mask, scores[:, None], torch.zeros_like(rewards))
+            advantages = zero_outside(scores[:, None].expand_as(rewards), mask)
         zero = (advantages == 0).all(dim=1).float()
         return Advantages(advantages, None, {"advantage/zero_fraction": zero})

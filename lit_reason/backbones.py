@@ -65,7 +65,7 @@ class Backbone(ABC):
         tokenizer.padding_side = "left"
         return tokenizer
 
-    @property
+    @cached_property
     def eos_ids(self) -> list[int]:
         """Every token that ends a response: the tokenizer's and the model's own."""
         own = self._generation_eos()

@@ -6,7 +6,6 @@ Classes are imported here so that a configuration can name them without their mo
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -29,9 +28,10 @@ from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError
 from lit_reason.explain import explain, nested_reason, read_configs
+from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
-from lit_reason.run_dir import RUN_DIR_VARIABLE, choose_run_dir, claim, give_back
+from lit_reason.run_dir import choose_run_dir, claim, give_back
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
 
@@ -113,8 +113,7 @@ class ReasonCLI(LightningCLI):
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
         )
-        os.environ[RUN_DIR_VARIABLE] = config.run_dir
-        for logger in _as_list(config.trainer.get("logger")):
+        for logger in as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)
             if arguments is not None and arguments.get("save_dir") == ".":
                 arguments.save_dir = config.run_dir
@@ -124,7 +123,7 @@ class ReasonCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         run_dir = self._get(self.config, "run_dir")
         named = [c for c in self._get(self.config_init, "callbacks").values() if c is not None]
-        given = [*_as_list(config.get("callbacks")), *named]
+        given = [*as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
             "callbacks": [*given, *self._standard_callbacks(config, given)],
@@ -163,11 +162,7 @@ class ReasonCLI(LightningCLI):
     def _loggers(self, given: Any, run_dir: str) -> Any:
         if given is False or self.subcommand != "fit":
             return given or False
-        return [MetricsFile(run_dir), *(x for x in _as_list(given) if x is not True)]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+        return [MetricsFile(run_dir), *(x for x in as_list(given) if x is not True)]
 
 
 def check_precision(trainer: Any) -> None:

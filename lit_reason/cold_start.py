@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import ConfigError
+from lit_reason.errors import require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
@@ -44,8 +44,6 @@ class ColdStart(LightningModule):
         super().__init__()
         self.backbone, self.optimizer, self.scheduler = backbone, optimizer, scheduler
         self.actor: Any = None
-        self.policy_version = 0
-        self.phase = "cold_start"
 
     def configure_model(self) -> None:
         """Builds the policy once."""
@@ -95,9 +93,7 @@ class Demonstrations(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("batches_per_epoch", batches_per_epoch)):
-            if value < 1:
-                raise ConfigError(f"data.{name}={value}: must be at least 1")
+        require_at_least_one("data", batch_size=batch_size, batches_per_epoch=batches_per_epoch)
         self.task, self.batch_size = task, batch_size
         self.batches_per_epoch, self.curriculum = batches_per_epoch, curriculum
         self.seed = seed

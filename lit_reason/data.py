@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.encoding import encode_prompts
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.filters import GroupFilter
 from lit_reason.judge import judge
 from lit_reason.rewards import Reward
@@ -76,18 +76,16 @@ class RolloutDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        counts = {
-            "groups_per_rollout": groups_per_rollout,
-            "group_size": group_size,
-            "groups_per_round": 1 if groups_per_round is None else groups_per_round,
-            "max_rounds": max_rounds,
-            "rollouts_per_epoch": rollouts_per_epoch,
-            "val_samples": val_samples,
-            "val_groups_per_batch": val_groups_per_batch,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"data.{name}={value}: must be at least 1")
+        require_at_least_one(
+            "data",
+            groups_per_rollout=groups_per_rollout,
+            group_size=group_size,
+            groups_per_round=groups_per_round,
+            max_rounds=max_rounds,
+            rollouts_per_epoch=rollouts_per_epoch,
+            val_samples=val_samples,
+            val_groups_per_batch=val_groups_per_batch,
+        )
         self.task, self.val_task = task, val_task or task
         self.rewards = {name: term for name, term in rewards.items() if term is not None}
         self.engine = engine or HFEngine()
@@ -279,16 +277,15 @@ class RolloutDataModule(LightningDataModule):
 
     def _next_prompts(self) -> list[tuple[Prompt, list[int]]]:
         """The next prompts of this rank's share, in a new order each pass."""
+        rank, world = self.shard()
+        share = len(range(rank, len(self.prompts), world))
         chosen = []
         for _ in range(self.groups_per_round):
-            turn, place = divmod(self.cursor, len(self._share(0)))
-            chosen.append(self.prompts[self._share(turn)[place]])
+            turn, place = divmod(self.cursor, share)
+            order = _order(self.seed, turn, len(self.prompts))
+            chosen.append(self.prompts[order[rank + place * world]])
             self.cursor += 1
         return chosen
-
-    def _share(self, turn: int) -> list[int]:
-        rank, world = self.shard()
-        return _order(self.seed, turn, len(self.prompts))[rank::world]
 
     def shard(self) -> tuple[int, int]:
         """(rank, ranks) of this process among those that see different data."""
@@ -310,7 +307,8 @@ class RolloutDataModule(LightningDataModule):
         share = self.val_prompts[rank::world][batch * size : (batch + 1) * size]
         # every rank generates as often as the others; what only fills up is not counted
         real = len(share)
-        share = share + [self.val_prompts[0]] * (self._evaluation_size(batch) - real)
+        wanted = min(size, self._longest_share() - batch * size)
+        share = share + [self.val_prompts[0]] * (wanted - real)
         seed = self._sampling_seed(-1, batch)
         enter_stage(self.trainer, "validation")
         # per-token terms were set up for the training task, and nothing learns from them here
@@ -327,13 +325,13 @@ class RolloutDataModule(LightningDataModule):
         rollout.prompt_index[real * self.val_samples :] = -1
         return rollout
 
-    def _evaluation_size(self, batch: int) -> int:
-        longest = len(self.val_prompts[:: self.shard()[1]])
-        return min(self.val_groups_per_batch, longest - batch * self.val_groups_per_batch)
+    def _longest_share(self) -> int:
+        """Held-out problems of the rank that has most; rank 0 is one that does."""
+        return len(range(0, len(self.val_prompts), self.shard()[1]))
 
     def evaluation_batches(self) -> int:
         """Batches of held-out problems on each rank."""
-        return -(-len(self.val_prompts[:: self.shard()[1]]) // self.val_groups_per_batch)
+        return -(-self._longest_share() // self.val_groups_per_batch)
 
 
 @lru_cache(maxsize=2)

@@ -16,6 +16,17 @@ class ConfigWarning(UserWarning):
     """A setting that has no effect, or one that is known to spoil a run."""
 
 
+def require_at_least_one(owner: str, **values: int | None) -> None:
+    """Refuses counts below 1; `None` stands for a default.
+
+    Raises:
+        ConfigError: The first such count, as `owner.name`.
+    """
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
+
+
 @contextmanager
 def blaming(key: str, part: object) -> Iterator[None]:
     """Turns an exception in a part that the user wrote into one line: what was raised, and where.

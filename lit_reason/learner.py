@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_reason.batch import Experience
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import Reduce, aggregate, masked_sum
 from lit_reason.objectives import LossTerm
 
@@ -40,9 +40,8 @@ class Update:
     max_nonfinite: int | None = 10
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name != "max_grad_norm" and value is not None and value < 1:
-                raise ConfigError(f"model.update.{name}={value}: must be at least 1")
+        counts = {name: value for name, value in vars(self).items() if name != "max_grad_norm"}
+        require_at_least_one("model.update", **counts)
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(
                 f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"

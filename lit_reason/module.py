@@ -27,6 +27,7 @@ from lit_reason.functional import (
 )
 from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
+from lit_reason.lists import as_list
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import Entropy, policy_outputs, state_values
 from lit_reason.objectives import LossTerm
@@ -224,8 +225,8 @@ class ReasonModule(LightningModule):
             )
         if self.phase == "value_warmup" and values is not None:
             # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
-            gamma = getattr(self.advantage, "gamma", 1.0)
-            returns = gae(rewards, values, rollout.response_mask, gamma, 1.0) + values
+            mask = rollout.response_mask
+            returns = gae(rewards, values, mask, self.advantage.gamma, 1.0) + values
         experience = Experience(
             rollout=rollout, advantages=advantages, returns=returns, phase=self.phase, **columns
         )
@@ -249,7 +250,7 @@ class ReasonModule(LightningModule):
         learners = self.learners()
         if self.phase == "value_warmup":
             learners = {"critic": learners["critic"]}
-        optimizers = dict(zip(self.trained, self._as_list(self.optimizers()), strict=True))
+        optimizers = dict(zip(self.trained, as_list(self.optimizers()), strict=True))
         lengths = experience.rollout.lengths
         stats = []
         for name, learner in learners.items():
@@ -296,14 +297,10 @@ class ReasonModule(LightningModule):
         with strategy.block_backward_sync() if parallel else nullcontext():
             self.manual_backward(loss)
 
-    @staticmethod
-    def _as_list(x: Any) -> list[Any]:
-        return x if isinstance(x, list) else [] if x is None else [x]
-
     def _step_schedules(self, updates: list[dict[str, Tensor]]) -> None:
         """Steps the schedules of the networks that took an optimizer step in this rollout."""
         scheduled = [n for n in self.trained if self.scheduler_factories[n] is not None]
-        schedulers: list[Any] = self._as_list(self.lr_schedulers())
+        schedulers: list[Any] = as_list(self.lr_schedulers())
         for name, scheduler in zip(scheduled, schedulers, strict=True):
             key = f"update/skipped_{name}"
             if any(key in stats and not stats[key] for stats in updates):

@@ -14,6 +14,7 @@ from lit_reason.functional import (
     hidden_logprobs_and_entropy,
     logprobs_and_entropy,
     position_ids,
+    zero_outside,
 )
 
 Entropy = Literal["none", "detached", "grad"]
@@ -54,9 +55,7 @@ class ValueModel(nn.Module):
         """(B, S) values of the states after each input token, in float32."""
         hidden = self.base(use_cache=False, **inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
-            return nn.functional.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(
-                -1
-            )
+            return self.head(hidden.float()).squeeze(-1)
 
 
 def policy_outputs(
@@ -177,4 +176,4 @@ def _inputs(rollout: RolloutBatch) -> tuple[dict[str, Tensor], int]:
 def _widen(x: Tensor, rollout: RolloutBatch) -> Tensor:
     width = rollout.response_mask.shape[1]
     x = nn.functional.pad(x, (0, width - x.shape[1]))
-    return torch.where(rollout.response_mask, x, torch.zeros_like(x))
+    return zero_outside(x, rollout.response_mask)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from lit_reason.aggregation import Aggregation, TokenMean
@@ -228,8 +227,3 @@ class PositiveExampleLM(LossTerm):
     def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
         return nll(outputs.logprobs)
-
-
-def as_term_stats(name: str, stats: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Prefixes a term's stats with its name and detaches them."""
-    return {f"{name}/{key}": value.detach().to(torch.float32) for key, value in stats.items()}

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from lit_reason.batch import Response
 from lit_reason.cache import growing_cache
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ class HFEngine(RolloutEngine):
     """
 
     def __init__(self, micro_batch_size: int = 64) -> None:
-        if micro_batch_size < 1:
-            raise ConfigError(
-                f"data.engine.micro_batch_size={micro_batch_size}: must be at least 1"
-            )
+        require_at_least_one("data.engine", micro_batch_size=micro_batch_size)
         self.micro_batch_size = micro_batch_size
 
     def generate(

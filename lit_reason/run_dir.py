@@ -33,7 +33,6 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
             # ranks that rank 0 started find its choice in the environment
             inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
             run_dir = inherited or str(_first_free(Path("runs"), make=new))
-            os.environ[RUN_DIR_VARIABLE] = run_dir
         elif new and not ckpt_path and Path(run_dir, CONFIG).exists():
             raise _holds_a_run(run_dir)
         elif new:
@@ -43,6 +42,7 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
             f"run_dir={run_dir or 'runs'}: cannot be written ({error.strerror}); choose another "
             "--run_dir"
         ) from error
+    os.environ[RUN_DIR_VARIABLE] = run_dir
     return run_dir
 
 
@@ -66,8 +66,8 @@ def claim(run_dir: str, config: str, resumed: bool) -> None:
 
 
 def give_back() -> None:
-    """Removes the folder chosen last if nothing was written into it."""
-    chosen = os.environ.get(RUN_DIR_VARIABLE)
+    """Forgets the folder chosen last, and removes it if nothing was written into it."""
+    chosen = os.environ.pop(RUN_DIR_VARIABLE, None)
     if chosen and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         with suppress(OSError):  # it is missing, or holds something
             Path(chosen).rmdir()

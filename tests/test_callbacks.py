@@ -29,6 +29,7 @@ from lit_reason.callbacks.samples import COLUMNS, describe_rows
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.learner import Update
+from lit_reason.lists import as_list
 from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, ValueLoss
 from lit_reason.rewards import Correctness
@@ -99,7 +100,7 @@ def run(module, data, *callbacks, ckpt_path=None, **kwargs):
 
 def state(module, network):
     """Weights and optimizer state of one network, copied."""
-    optimizer = module._as_list(module.optimizers())[module.trained.index(network)]
+    optimizer = as_list(module.optimizers())[module.trained.index(network)]
     weights = getattr(module, network).state_dict()
     return copy.deepcopy([weights, optimizer.optimizer.state_dict()])
 

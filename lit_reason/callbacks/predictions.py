@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.callbacks.samples import describe_rows
+from lit_reason.callbacks.samples import append_rows, describe_rows
 from lit_reason.errors import ConfigError
 
 
@@ -51,8 +50,4 @@ class PredictionWriter(BasePredictionWriter):
         """Appends one batch."""
         module: Any = pl_module
         valid = prediction[prediction.prompt_index >= 0]
-        path = self.path(trainer)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            for row in describe_rows(valid, module.backbone.tokenizer):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        append_rows(self.path(trainer), describe_rows(valid, module.backbone.tokenizer))

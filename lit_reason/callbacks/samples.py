@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.errors import require_at_least_one
 
 COLUMNS = ("rollout", "prompt", "response", "reward", "correct", "truncated", "length")
 
@@ -25,9 +25,7 @@ class SampleTable(Callback):
     """
 
     def __init__(self, every_n_rollouts: int = 10, rows: int = 8) -> None:
-        for name, value in (("every_n_rollouts", every_n_rollouts), ("rows", rows)):
-            if value < 1:
-                raise ConfigError(f"callbacks.samples.{name}={value}: must be at least 1")
+        require_at_least_one("callbacks.samples", every_n_rollouts=every_n_rollouts, rows=rows)
         self.every_n_rollouts, self.rows = every_n_rollouts, rows
 
     @rank_zero_only
@@ -54,14 +52,18 @@ class SampleTable(Callback):
             return
         module: Any = pl_module
         table = describe_rows(batch, module.backbone.tokenizer, self.rows)
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "samples.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
+        append_rows(Path(trainer.default_root_dir, "samples.jsonl"), table)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 data = [[row[c] for c in COLUMNS] for row in table]
                 logger.log_table("samples", columns=list(COLUMNS), data=data)
+
+
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Appends one JSON object a line; makes the folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def describe_rows(

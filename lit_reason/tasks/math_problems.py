@@ -79,13 +79,15 @@ class MathProblems(Task):
 
     def _usable(self, problems: list[tuple[str, str]], path: str) -> list[tuple[str, str]]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""
-        usable = [(q, gold) for q, gold in problems if self._accepts(gold)]
-        if len(usable) < len(problems):
-            refused = next(gold for _, gold in problems if not self._accepts(gold))
+        usable: list[tuple[str, str]] = []
+        refused: list[tuple[str, str]] = []
+        for question, gold in problems:
+            (usable if self._accepts(gold) else refused).append((question, gold))
+        if refused:
             warnings.warn(
-                f"task.path={path}: {len(problems) - len(usable)} of {len(problems)} gold answers "
+                f"task.path={path}: {len(refused)} of {len(problems)} gold answers "
                 f"would not be accepted in answer_format={self.format} and are left out, the first "
-                f"is {refused!r}",
+                f"is {refused[0][1]!r}",
                 ConfigWarning,
                 stacklevel=3,
             )
