@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lit_reason.verdict import Verdict
+
 T = TypeVar("T", bound="_Rows")
 
 
@@ -64,7 +66,7 @@ class Group:
         prompt: The problem.
         prompt_ids: Its tokens.
         responses: G samples of the current policy.
-        correct: The task's verdict on each response.
+        verdicts: The task's verdict on each response.
         rewards: Sum of the outcome reward terms of each response.
         token_rewards: Sum of the per-token reward terms, one row a response; `None` without any.
         terms: The outcome terms one by one, for the log.
@@ -73,10 +75,15 @@ class Group:
     prompt: Prompt
     prompt_ids: list[int]
     responses: list[Response]
-    correct: list[bool]
+    verdicts: list[Verdict]
     rewards: list[float]
     token_rewards: list[list[float | None]] | None = None
     terms: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def correct(self) -> list[bool]:
+        """Whether each response is right."""
+        return [verdict.correct for verdict in self.verdicts]
 
 
 class _Rows:
@@ -117,11 +124,12 @@ class RolloutBatch(_Rows):
         rewards: (B,) float32: sum of the outcome reward terms.
         token_rewards: (B, T) float32: sum of the per-token reward terms, 0 where there is none.
         step_mask: (B, T) bool: a per-token term judged this position.
-        correct: (B,) bool: the task's verdict. Filters and metrics read it, nobody edits it.
+        correct: (B,) bool: the response is right. Filters and metrics read it, nobody edits it.
         truncated: (B,) bool: no end token within the budget.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
         temperature: The sampling temperature, at which log-probs are scored.
+        verdicts: B verdicts of the task, with status and extracted answer.
         policy_version: Number of rollouts the generating policy had been trained on.
         stats: Scalars to log about the generation (a DataModule cannot log).
     """
@@ -141,11 +149,19 @@ class RolloutBatch(_Rows):
     group_ids: Tensor
     prompt_index: Tensor
     temperature: float = 1.0
+    verdicts: tuple[Verdict, ...] = ()
     policy_version: int = 0
     stats: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.response_ids.shape[0]
+
+    def __getitem__(self, rows: Tensor) -> RolloutBatch:
+        chosen = super().__getitem__(rows)
+        if self.verdicts:
+            numbers = torch.arange(len(self))[rows.cpu()]
+            chosen.verdicts = tuple(self.verdicts[i] for i in numbers.tolist())
+        return chosen
 
     @property
     def lengths(self) -> Tensor:
@@ -178,10 +194,11 @@ class RolloutBatch(_Rows):
             rewards=torch.tensor([float(groups[g].rewards[r]) for g, r in rows]),
             token_rewards=token_rewards,
             step_mask=step_mask,
-            correct=torch.tensor([bool(groups[g].correct[r]) for g, r in rows]),
+            correct=torch.tensor([groups[g].verdicts[r].correct for g, r in rows]),
             truncated=torch.tensor([r.truncated for r in responses]),
             group_ids=torch.tensor([g for g, _ in rows]),
             prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
+            verdicts=tuple(groups[g].verdicts[r] for g, r in rows),
             **extra,
         )
 

@@ -124,8 +124,8 @@ class Demonstrations(LightningDataModule):
         text = self.task.demonstration(prompt, rng)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         response = Response((*ids, self.tokenizer.eos_token_id), text, truncated=False)
-        correct = self.task.verify(prompt, text)
-        return Group(prompt, encode_prompt(prompt, self.tokenizer), [response], [correct], [0.0])
+        verdicts = self.task.judge([prompt], [text])
+        return Group(prompt, encode_prompt(prompt, self.tokenizer), [response], verdicts, [0.0])
 
 
 class DemonstrationLoader:

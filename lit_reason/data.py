@@ -17,7 +17,7 @@ from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.encoding import encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.filters import GroupFilter
-from lit_reason.judge import judge
+from lit_reason.judge import judge, reward
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
 from lit_reason.stages import enter_stage
@@ -270,9 +270,10 @@ class RolloutDataModule(LightningDataModule):
     ) -> list[Group]:
         responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
         enter_stage(self.trainer, "scoring")
+        verdicts = judge([prompt for prompt, _ in prompts], responses, task)
         return [
-            judge(prompt, ids, answers, task, rewards)
-            for (prompt, ids), answers in zip(prompts, responses, strict=True)
+            reward(prompt, ids, answers, judged, rewards)
+            for (prompt, ids), answers, judged in zip(prompts, responses, verdicts, strict=True)
         ]
 
     def _next_prompts(self) -> list[tuple[Prompt, list[int]]]:

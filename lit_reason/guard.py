@@ -63,5 +63,7 @@ class NonFiniteGuard:
 def _tensors(batch: Any) -> dict[str, Any]:
     """The fields of a batch as plain values that `torch.load` takes without trust."""
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    if "verdicts" in values:
+        values["verdicts"] = [(str(v.status), v.answer) for v in values["verdicts"]]
     rollout = values.pop("rollout", None)
     return values if rollout is None else {**values, "rollout": _tensors(rollout)}

@@ -1,4 +1,4 @@
-"""Verdicts and rewards of one group of responses."""
+"""Verdicts on responses, and the rewards of one group."""
 
 from __future__ import annotations
 
@@ -10,26 +10,46 @@ from lit_reason.batch import Group, Prompt, Response
 from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
 from lit_reason.tasks import Task
+from lit_reason.verdict import Verdict
 
 
 def judge(
-    prompt: Prompt,
-    prompt_ids: list[int],
-    responses: list[Response],
-    task: Task,
-    rewards: dict[str, Reward],
-) -> Group:
-    """Asks the task for its verdicts and sums the weighted reward terms.
+    prompts: list[Prompt], responses: list[list[Response]], task: Task
+) -> list[list[Verdict]]:
+    """The task's verdicts on the responses to each prompt, all asked for at once.
 
     A truncated response is judged like any other: it may have stated its answer already.
 
     Raises:
-        ConfigError: The task or a reward term raised, or returned the wrong number of values, or
-            one that is not finite.
+        ConfigError: The task raised, or returned the wrong number of verdicts.
     """
+    pairs = [(p, r.text) for p, answers in zip(prompts, responses, strict=True) for r in answers]
     with blaming("data.task", task):
-        correct = [task.verify(prompt, response.text) for response in responses]
-    group = Group(prompt, prompt_ids, responses, correct, [0.0] * len(responses))
+        verdicts = task.judge([p for p, _ in pairs], [text for _, text in pairs])
+    if len(verdicts) != len(pairs):
+        raise ConfigError(
+            f"data.task: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
+            "responses"
+        )
+    in_order = iter(verdicts)
+    return [[next(in_order) for _ in answers] for answers in responses]
+
+
+def reward(
+    prompt: Prompt,
+    prompt_ids: list[int],
+    responses: list[Response],
+    verdicts: list[Verdict],
+    rewards: dict[str, Reward],
+) -> Group:
+    """A group with the sum of its weighted reward terms.
+
+    Raises:
+        ConfigError: A reward term raised, or returned the wrong number of values, or one that is
+            not finite.
+    """
+    group = Group(prompt, prompt_ids, responses, verdicts, [0.0] * len(responses))
+    correct = group.correct
     for name, term in rewards.items():
         with blaming(f"data.rewards.{name}", term):
             values = term(prompt, responses, correct)

@@ -95,10 +95,10 @@ def demonstrations(backbone, groups=4, size=4, seed=0, n_max=5, **extra):
         responses = [
             Response((*backbone.tokenizer(t)["input_ids"], eos), t, truncated=False) for t in texts
         ]
-        correct = [task.verify(prompt, t) for t in texts]
-        rewards = [1.0 if c else -1.0 for c in correct]
+        verdicts = task.judge([prompt] * size, texts)
+        rewards = [1.0 if v.correct else -1.0 for v in verdicts]
         ids = encode_prompt(prompt, backbone.tokenizer)
-        built.append(Group(prompt, ids, responses, correct, rewards))
+        built.append(Group(prompt, ids, responses, verdicts, rewards))
     return RolloutBatch.from_groups(built, backbone.tokenizer.pad_token_id, **extra)
 
 

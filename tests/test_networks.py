@@ -18,6 +18,7 @@ from transformers import (
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.networks import ValueModel, has_plain_head, policy_outputs, state_values
 from lit_reason.rollout import HFEngine, Sampling
+from lit_reason.verdict import Verdict
 
 VOCAB = 40
 SMALL = {
@@ -72,7 +73,7 @@ def actor(request):
 
 def rollout(prompts, responses, **extra):
     groups = [
-        Group(Prompt(i, "", ""), p, [Response(tuple(r), "", False)], [True], [1.0])
+        Group(Prompt(i, "", ""), p, [Response(tuple(r), "", False)], [Verdict.of(True)], [1.0])
         for i, (p, r) in enumerate(zip(prompts, responses, strict=True))
     ]
     return RolloutBatch.from_groups(groups, 0, **extra)

@@ -12,7 +12,7 @@ from lit_reason.advantages import GroupRelative
 from lit_reason.backbones import character_tokenizer
 from lit_reason.batch import Prompt, Response, RolloutBatch
 from lit_reason.errors import ConfigError
-from lit_reason.judge import judge
+from lit_reason.judge import judge, reward
 from lit_reason.rewards import (
     Correctness,
     Format,
@@ -211,6 +211,20 @@ class Verdicts(Task):
         return text == "right"
 
 
+def judged(responses, terms):
+    (verdicts,) = judge([PROMPT], [responses], Verdicts())
+    return reward(PROMPT, [1], responses, verdicts, terms)
+
+
+def test_a_task_that_returns_too_few_verdicts_is_named():
+    class Short(Verdicts):
+        def judge(self, prompts, texts):
+            return super().judge(prompts[1:], texts[1:])
+
+    with pytest.raises(ConfigError, match=r"^data\.task: Short returned 1 verdicts for 2"):
+        judge([PROMPT], [responses(3, 3)], Short())
+
+
 def group_of(lengths, texts):
     return [
         Response(tuple(range(n)), text, truncated=False)
@@ -222,7 +236,7 @@ def test_the_weighted_terms_are_summed_before_the_group_is_normalised():
     """R = R_acc + w R_len, then the statistics of the group (DAPO Eq. 13)."""
     lengths, texts = (4, 18, 20, 20), ("right", "right", "wrong", "right")
     terms = {"correctness": Correctness(), "length": ready(SoftOverlong(5, weight=0.5))}
-    group = judge(PROMPT, [1], group_of(lengths, texts), Verdicts(), terms)
+    group = judged(group_of(lengths, texts), terms)
     assert group.correct == [True, True, False, True]
     totals = torch.tensor([1.0, 1.0 - 0.3, -1.0 - 0.5, 1.0 - 0.5])
     assert group.rewards == pytest.approx(totals.tolist())
@@ -246,7 +260,7 @@ class Token(TokenReward):
 
 def test_token_terms_stay_on_their_tokens_and_the_outcome_is_a_step_too():
     terms = {"correctness": Correctness(), "a": Token(weight=0.5), "b": Token(weight=2.0)}
-    group = judge(PROMPT, [1], group_of((4, 2), ("right", "wrong")), Verdicts(), terms)
+    group = judged(group_of((4, 2), ("right", "wrong")), terms)
     batch = RolloutBatch.from_groups([group], pad_id=0)
     assert batch.rewards.tolist() == [1.0, -1.0]
     assert batch.token_rewards.tolist() == [[0, 7.5, 0, 0], [0, 7.5, 0, 0]]
@@ -258,7 +272,7 @@ def test_token_terms_stay_on_their_tokens_and_the_outcome_is_a_step_too():
 
 
 def test_without_an_outcome_term_only_judged_tokens_are_steps():
-    group = judge(PROMPT, [1], group_of((4,), ("right",)), Verdicts(), {"a": Token()})
+    group = judged(group_of((4,), ("right",)), {"a": Token()})
     batch = RolloutBatch.from_groups([group], pad_id=0)
     assert batch.step_mask.tolist() == [[False, True, False, False]]
     assert batch.rewards.tolist() == [0.0]
@@ -296,7 +310,7 @@ class ReturnsTokens(Returns):
 )
 def test_what_a_term_may_not_return_is_named_with_the_term(term, message):
     with pytest.raises(ConfigError, match=rf"^data\.rewards\.mine: {message}"):
-        judge(PROMPT, [1], responses(3, 3), Verdicts(), {"mine": term})
+        judged(responses(3, 3), {"mine": term})
 
 
 @pytest.mark.parametrize(
@@ -306,7 +320,7 @@ def test_what_a_term_may_not_return_is_named_with_the_term(term, message):
 )
 def test_integers_booleans_and_tensors_are_numbers_too(values):
     """B02: a user's function returns what is natural to it."""
-    group = judge(PROMPT, [1], responses(3, 3), Verdicts(), {"mine": Returns(values)})
+    group = judged(responses(3, 3), {"mine": Returns(values)})
     assert group.rewards == [1.0, 0.0]
     assert RolloutBatch.from_groups([group], pad_id=0).rewards.dtype == torch.float32
 

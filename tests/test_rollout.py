@@ -25,6 +25,7 @@ from lit_reason.networks import policy_outputs, state_values
 from lit_reason.objectives import ClippedSurrogate, ValueLoss
 from lit_reason.rollout import HFEngine, Sampling, generation_config
 from lit_reason.tasks.plan_count import ALPHABET
+from lit_reason.verdict import Verdict
 from tests.conftest import ready
 
 VOCABULARY = 3 + len(ALPHABET)
@@ -93,7 +94,13 @@ def encode(module, *texts):
 
 def batch_of(module, prompts, groups, temperature=1.0):
     built = [
-        Group(Prompt(i, "", ""), ids, answers, [False] * len(answers), [float(i)] * len(answers))
+        Group(
+            Prompt(i, "", ""),
+            ids,
+            answers,
+            [Verdict.of(False)] * len(answers),
+            [float(i)] * len(answers),
+        )
         for i, (ids, answers) in enumerate(zip(prompts, groups, strict=True))
     ]
     pad = module.backbone.tokenizer.pad_token_id

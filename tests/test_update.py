@@ -19,6 +19,7 @@ from lit_reason.objectives import (
     PositiveExampleLM,
     ValueLoss,
 )
+from lit_reason.verdict import Verdict
 from tests.conftest import demonstrations, ready
 
 AGGREGATIONS = [TokenMean(), SequenceMean(), PromptMean(), ConstantLength(32)]
@@ -334,7 +335,7 @@ def test_b12_the_outcome_reward_stands_on_the_last_sampled_token(backbone):
     eos = backbone.tokenizer.eos_token_id
     ids = [(3, 4, eos), (3, 4, 5, 6, 7), (eos,)]
     responses = [Response(row, "", truncated=row[-1] != eos) for row in ids]
-    group = Group(Prompt(0, "", ""), [3], responses, [True] * 3, [1.0] * 3)
+    group = Group(Prompt(0, "", ""), [3], responses, [Verdict.of(True)] * 3, [1.0] * 3)
     rollout = RolloutBatch.from_groups([group], pad_id=eos)
     rewards = build(backbone)._token_rewards(rollout, {})
     assert rewards.nonzero().tolist() == [[0, 2], [1, 4], [2, 0]]

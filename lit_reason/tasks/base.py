@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
+from lit_reason.verdict import Verdict
 
 
 class Task(ABC):
@@ -31,6 +32,13 @@ class Task(ABC):
     @abstractmethod
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether `text` answers `prompt` correctly. Never raises on any text."""
+
+    def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
+        """The verdict on each text, an answer to the prompt beside it.
+
+        A task overrides this to judge many responses at once, or to tell more than right and wrong.
+        """
+        return [Verdict.of(self.verify(p, t)) for p, t in zip(prompts, texts, strict=True)]
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """(end of the step in characters, step is valid) of each step, for process rewards."""
