@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -19,7 +18,7 @@ class Task(ABC):
             `None` if the task prescribes none.
     """
 
-    response_pattern: ClassVar[str | None] = None
+    response_pattern: str | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -39,6 +38,10 @@ class Task(ABC):
         A task overrides this to judge many responses at once, or to tell more than right and wrong.
         """
         return [Verdict.of(self.verify(p, t)) for p, t in zip(prompts, texts, strict=True)]
+
+    def question(self, prompt: Prompt) -> str:
+        """The problem without any prompt around it, to compare training and held-out problems."""
+        return prompt.text
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """(end of the step in characters, step is valid) of each step, for process rewards."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from typing import ClassVar, Literal
+from typing import Literal
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -43,7 +43,7 @@ class PlanCount(Task):
         (True, False)
     """
 
-    response_pattern: ClassVar[str] = r"\d+\+\d+(=\d+\+\d+)*=\d+"
+    response_pattern = r"\d+\+\d+(=\d+\+\d+)*=\d+"
 
     def __init__(
         self,
