@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
+from lit_reason.contamination import without_overlap
 from lit_reason.encoding import encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.filters import GroupFilter
@@ -51,6 +52,7 @@ class RolloutDataModule(LightningDataModule):
         val_sampling: How responses to held-out problems are drawn; null takes `sampling`.
         val_samples: Responses to each held-out problem (k of avg@k and pass@k).
         val_groups_per_batch: Held-out problems generated at once.
+        remove_overlap: Leave training problems out that are held out too; false only warns of them.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
             prompts that do not fit the model's context.
         seed: Seed of prompt order and sampling; null takes `seed_everything`.
@@ -72,6 +74,7 @@ class RolloutDataModule(LightningDataModule):
         val_sampling: Sampling | None = None,
         val_samples: int = 8,
         val_groups_per_batch: int = 64,
+        remove_overlap: bool = True,
         max_prompt_length: int | None = None,
         seed: int | None = None,
     ) -> None:
@@ -95,7 +98,7 @@ class RolloutDataModule(LightningDataModule):
         self.max_rounds, self.rollouts_per_epoch = max_rounds, rollouts_per_epoch
         self.sampling, self.val_sampling = sampling, val_sampling or sampling
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
-        self.max_prompt_length = max_prompt_length
+        self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
@@ -145,7 +148,13 @@ class RolloutDataModule(LightningDataModule):
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
         if stage == "fit":
-            self.prompts = self._encode(self.task, self.sampling, "task")
+            self.prompts = without_overlap(
+                self._encode(self.task, self.sampling, "task"),
+                self.val_prompts,
+                self.task,
+                self.val_task,
+                self.remove_overlap,
+            )
             self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
@@ -159,15 +168,6 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigError(
                 f"data.task: {len(self.prompts)} problems for {world} processes; give each at "
                 "least one, or lower trainer.devices"
-            )
-        seen = {tuple(ids) for _, ids in self.prompts}
-        leaked = sum(tuple(ids) in seen for _, ids in self.val_prompts)
-        if leaked and self.val_task is not self.task:
-            warnings.warn(
-                f"data.val_task: {leaked} of {len(self.val_prompts)} prompts are also in "
-                "data.task, so accuracy on them is not on held-out problems; choose another split",
-                ConfigWarning,
-                stacklevel=2,
             )
 
     def train_dataloader(self) -> RolloutLoader:
