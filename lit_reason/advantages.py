@@ -71,7 +71,7 @@ class GAE(AdvantageEstimator):
 
     Args:
         gamma: Discount γ.
-        lam_policy: λ of the policy's advantages; used when `alpha` is null.
+        lam_policy: λ of the policy's advantages; null is 0.95 where `alpha` is null too.
         lam_critic: λ of the critic's targets; 1 is the Monte-Carlo return.
         alpha: α of the length-adaptive λ; null uses `lam_policy`.
         lambda_min: Lower bound of the length-adaptive λ. The formula is negative for l < 1/α.
@@ -83,12 +83,18 @@ class GAE(AdvantageEstimator):
     def __init__(
         self,
         gamma: float = 1.0,
-        lam_policy: float = 0.95,
+        lam_policy: float | None = None,
         lam_critic: float = 1.0,
         alpha: float | None = None,
         lambda_min: float = 0.0,
         whiten: bool = False,
     ) -> None:
+        if alpha is not None and lam_policy is not None:
+            raise ConfigError(
+                f"model.advantage.lam_policy={lam_policy}: would have no effect, alpha={alpha} "
+                "makes λ_policy follow the length; set one of the two to null"
+            )
+        lam_policy = 0.95 if lam_policy is None else lam_policy
         unit = {
             "gamma": gamma,
             "lam_policy": lam_policy,

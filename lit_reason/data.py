@@ -15,11 +15,11 @@ from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.encoding import encode_prompts
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
 from lit_reason.filters import GroupFilter
 from lit_reason.judge import judge, reward
 from lit_reason.rewards import Reward
-from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -44,11 +44,12 @@ class RolloutDataModule(LightningDataModule):
         group_size: Responses to each prompt (G).
         groups_per_round: Prompts generated at once while refilling; null takes
             `groups_per_rollout`.
-        max_rounds: Most rounds of generation for one rollout.
+        max_rounds: Most rounds of generation for one rollout; null is 10 with a filter, 1 without.
         rollouts_per_epoch: Length of a Lightning epoch: validation, checkpoints and schedules of
             callbacks count epochs.
         sampling: How training responses are drawn.
-        val_sampling: How responses to held-out problems are drawn; null takes `sampling`.
+        val_sampling: How responses to held-out problems are drawn; what is null, or all of it,
+            is as in `sampling`.
         val_samples: Responses to each held-out problem (k of avg@k and pass@k).
         val_groups_per_batch: Held-out problems generated at once.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
@@ -66,10 +67,10 @@ class RolloutDataModule(LightningDataModule):
         groups_per_rollout: int = 64,
         group_size: int = 16,
         groups_per_round: int | None = None,
-        max_rounds: int = 10,
+        max_rounds: int | None = None,
         rollouts_per_epoch: int = 10,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
-        val_sampling: Sampling | None = None,
+        val_sampling: ValSampling | None = None,
         val_samples: int = 8,
         val_groups_per_batch: int = 64,
         max_prompt_length: int | None = None,
@@ -92,28 +93,32 @@ class RolloutDataModule(LightningDataModule):
         self.group_filter = group_filter
         self.groups_per_rollout, self.group_size = groups_per_rollout, group_size
         self.groups_per_round = groups_per_round or groups_per_rollout
-        self.max_rounds, self.rollouts_per_epoch = max_rounds, rollouts_per_epoch
-        self.sampling, self.val_sampling = sampling, val_sampling or sampling
+        self.max_rounds = max_rounds or (1 if group_filter is None else 10)
+        self.rollouts_per_epoch = rollouts_per_epoch
+        self.sampling, self.val_sampling = sampling, (val_sampling or ValSampling()).over(sampling)
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
         self.max_prompt_length = max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
+        if group_filter is None:
+            _refuse_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
-            raise ConfigError("data.rewards={}: no term is left; add for example Correctness")
+            raise ConfigError(
+                "data.rewards: no term is left; add one, for example "
+                "--data.rewards.correctness=Correctness"
+            )
         if self.group_filter is not None and self.group_size == 1:
             raise ConfigError(
                 f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
                 "the responses of a group and would drop every one; choose at least 2"
             )
-        if self.group_filter is None and groups_per_round is not None:
-            raise ConfigError(
-                f"data.groups_per_round={groups_per_round}: has no effect without "
-                "data.group_filter; set it to null"
-            )
-        if self.max_rounds * self.groups_per_round < self.groups_per_rollout:
+        if (
+            self.group_filter is not None
+            and self.max_rounds * self.groups_per_round < self.groups_per_rollout
+        ):
             raise ConfigError(
                 f"data.groups_per_round={groups_per_round}: max_rounds={self.max_rounds} rounds "
                 f"cannot fill groups_per_rollout={self.groups_per_rollout}; choose at least "
@@ -143,14 +148,21 @@ class RolloutDataModule(LightningDataModule):
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         for term in self.rewards.values():
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
-        self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
         if stage == "fit":
             self.prompts = self._encode(self.task, self.sampling, "task")
+        self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+        if stage == "fit":
             self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
         limit = self.backbone.context_length
         budget = None if limit is None else limit - sampling.max_new_tokens
+        if budget is not None and budget < 1:
+            name = "sampling" if key == "task" else "val_sampling"
+            raise ConfigError(
+                f"data.{name}.max_new_tokens={sampling.max_new_tokens}: leaves no room for a "
+                f"prompt in the model's context of {limit} tokens; lower it"
+            )
         return encode_prompts(task, self.backbone.tokenizer, self.max_prompt_length, budget, key)
 
     def _check_prompts(self) -> None:
@@ -233,7 +245,13 @@ class RolloutDataModule(LightningDataModule):
             return
         correct = torch.tensor([g.correct for g in groups])
         rewards = torch.tensor([g.rewards for g in groups])
-        keep = self.group_filter(correct, rewards)
+        with blaming("data.group_filter", self.group_filter):
+            keep = self.group_filter(correct, rewards)
+        if keep.shape != (len(groups),):
+            raise ConfigError(
+                f"data.group_filter: {type(self.group_filter).__name__} returned shape "
+                f"{tuple(keep.shape)}, expected one decision for each of {len(groups)} groups"
+            )
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)
 
@@ -268,7 +286,14 @@ class RolloutDataModule(LightningDataModule):
         seed: int,
         rewards: dict[str, Reward],
     ) -> list[Group]:
-        responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
+        with blaming("data.engine", self.engine):
+            responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
+        if [len(answers) for answers in responses] != [samples] * len(prompts):
+            raise ConfigError(
+                f"data.engine: {type(self.engine).__name__} returned "
+                f"{[len(answers) for answers in responses]} responses for {len(prompts)} prompts, "
+                f"expected {samples} for each"
+            )
         enter_stage(self.trainer, "scoring")
         verdicts = judge([prompt for prompt, _ in prompts], responses, task)
         return [
@@ -333,6 +358,14 @@ class RolloutDataModule(LightningDataModule):
     def evaluation_batches(self) -> int:
         """Batches of held-out problems on each rank."""
         return -(-self._longest_share() // self.val_groups_per_batch)
+
+
+def _refuse_without_filter(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise ConfigError(
+                f"data.{name}={value}: has no effect without data.group_filter; set it to null"
+            )
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
 def blaming(key: str, part: object) -> Iterator[None]:
     """Turns an exception in a part that the user wrote into one line: what was raised, and where.
 
+    A part of this package keeps its traceback: what it raises is not the user's mistake.
+
     Args:
         key: The key that names the part.
         part: The part.
@@ -40,8 +43,14 @@ def blaming(key: str, part: object) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        module = type(part).__module__
+        if module.startswith("lit_reason."):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        source = getattr(sys.modules.get(module), "__file__", None)
+        # in the user's own file, rather than deep inside a library that it calls
+        frame = [f for f in frames if f.filename == source][-1:] or frames[-1:]
+        place = f"{Path(frame[0].filename).name}:{frame[0].lineno}"
         raise ConfigError(
             f"{key}: {type(part).__name__} raised {type(error).__name__}: {error} (at {place})"
         ) from error

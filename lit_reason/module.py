@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.checks import check_parts, check_sizes
+from lit_reason.checks import check_no_critic, check_parts, check_sizes
 from lit_reason.errors import ConfigError, blaming
 from lit_reason.functional import (
     Reduce,
@@ -55,7 +55,7 @@ class ReasonModule(LightningModule):
             GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
         logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
         actor_optimizer: Optimizer of the actor.
-        critic_optimizer: Optimizer of the critic.
+        critic_optimizer: Optimizer of the critic; null is as `actor_optimizer`.
         actor_scheduler: Learning-rate schedule of the actor, stepped once a rollout that trains it.
         critic_scheduler: Learning-rate schedule of the critic, stepped once a rollout.
     """
@@ -72,7 +72,7 @@ class ReasonModule(LightningModule):
         reference_refresh: int | None = None,
         logprob_chunk: int | None = None,
         actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
-        critic_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=2e-6),
+        critic_optimizer: OptimizerCallable | None = None,
         actor_scheduler: LRSchedulerCallable | None = None,
         critic_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -84,9 +84,20 @@ class ReasonModule(LightningModule):
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
         self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
         self.logprob_chunk = logprob_chunk
-        self.optimizer_factories = {"actor": actor_optimizer, "critic": critic_optimizer}
+        self.optimizer_factories = {
+            "actor": actor_optimizer,
+            "critic": critic_optimizer or actor_optimizer,
+        }
         self.scheduler_factories = {"actor": actor_scheduler, "critic": critic_scheduler}
         check_parts(self)
+        if value is None:
+            of_critic: dict[str, object] = {
+                "critic_optimizer": critic_optimizer,
+                "critic_scheduler": critic_scheduler,
+                "update.critic_epochs": update.critic_epochs,
+                "update.critic_minibatch_size": update.critic_minibatch_size,
+            }
+            check_no_critic(of_critic)
         for term in self.terms.values():
             term.aggregation = term.aggregation or self.policy.aggregation
 

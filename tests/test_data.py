@@ -282,7 +282,8 @@ def test_prompts_that_run_out_while_refilling_begin_their_next_pass(sampler):
 
 def test_without_a_filter_every_group_trains_in_one_round(sampler):
     """D03."""
-    data = data_of([MIXED, WRONG, WRONG, WRONG], group_filter=None, groups_per_rollout=4)
+    unfiltered = {"group_filter": None, "max_rounds": None, "groups_per_rollout": 4}
+    data = data_of([MIXED, WRONG, WRONG, WRONG], **unfiltered)
     attach(data, sampler)
     batch = data.rollout()
     assert len(data.engine.calls) == 1
@@ -539,6 +540,7 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
         ({"val_groups_per_batch": 0}, r"data\.val_groups_per_batch=0"),
         ({"group_size": 1}, r"data\.group_size=1: data\.group_filter=DropUniform .*at least 2"),
         ({"group_filter": None, "groups_per_round": 3}, r"groups_per_round=3: has no effect"),
+        ({"group_filter": None}, r"data\.max_rounds=3: has no effect without data\.group_filter"),
         ({"groups_per_round": 1, "max_rounds": 1}, r"groups_per_round=1: .*choose at least 2"),
         ({"rewards": {"correctness": None}}, r"data\.rewards"),
         ({"sampling": Sampling(temperature=0)}, r"data\.sampling\.temperature=0: .*choose 1"),
