@@ -1,6 +1,7 @@
 """Where an answer is found, and which answers are equal."""
 
 import copy
+import csv
 import json
 import pickle
 import random
@@ -16,6 +17,7 @@ from lit_reason.tasks import MathProblems, PlanCount
 from lit_reason.verdict import Status, Verdict
 from lit_reason.verifier import Verifier, equivalent, extract
 from lit_reason.verifier.spelling import MAX_LENGTH
+from tests.conftest import SMALL, fit, tiny
 
 ROWS = [json.loads(x) for x in (Path(__file__).parent / "data/answers.jsonl").open()]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -357,6 +359,30 @@ def test_statuses_are_counted_for_tasks_that_tell_more_than_right_and_wrong(tmp_
         "verify/error": 1 / 8,
     }
     assert verdict_shares(groups, PlanCount()) == {}
+
+
+TOLD = """
+from lit_reason.tasks import PlanCount
+from lit_reason.verdict import Status, Verdict
+
+
+class Told(PlanCount):
+    def judge(self, prompts, texts):
+        failed = [Verdict(Status.NO_ANSWER), Verdict(Status.TIMEOUT)]
+        return [failed[i] if i < 2 else Verdict.of(i % 2 == 0) for i in range(len(texts))]
+"""
+
+
+def test_a_run_logs_the_share_of_each_status(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("told_task.py").write_text(TOLD)
+    run_dir = fit(*tiny("grpo"), "--data.task=told_task.Told", *SMALL)
+    rows = list(csv.DictReader((run_dir / "metrics.csv").open()))
+    trained = [row for row in rows if row["verify/timeout"]]
+    assert len(trained) == 2
+    for row in trained:
+        assert float(row["verify/no_answer"]) == float(row["verify/timeout"]) == 1 / 16
+        assert float(row["verify/error"]) == 0
 
 
 # --- data sets of other people, read where they lie -----------------------------------------------
