@@ -17,7 +17,7 @@ from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.encoding import encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
 from lit_reason.filters import GroupFilter
-from lit_reason.judge import judge, reward
+from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
 from lit_reason.stages import enter_stage
@@ -234,6 +234,7 @@ class RolloutDataModule(LightningDataModule):
         batch.loss_mask[len(kept) * self.group_size :] = False
         batch.stats = {
             **self._terms([*kept, *filled]),
+            **verdict_shares([*kept, *surplus, *dropped], self.task),
             **self._statistics(kept, dropped, rounds, len(filled), len(surplus)),
             "time/rollout": time.perf_counter() - started,
         }

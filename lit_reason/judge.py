@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
 from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
 from lit_reason.tasks import Task
-from lit_reason.verdict import Verdict
+from lit_reason.verdict import Status, Verdict
 
 
 def judge(
@@ -33,6 +33,18 @@ def judge(
         )
     in_order = iter(verdicts)
     return [[next(in_order) for _ in answers] for answers in responses]
+
+
+def verdict_shares(groups: Sequence[Group], task: Task) -> dict[str, float]:
+    """Share of the responses with each verdict other than right and wrong, as `verify/STATUS`.
+
+    Nothing for a task that knows only right and wrong, so the keys are the same on every rank.
+    """
+    if type(task).judge is Task.judge:
+        return {}
+    statuses = [verdict.status for group in groups for verdict in group.verdicts]
+    told = (Status.NO_ANSWER, Status.TIMEOUT, Status.ERROR)
+    return {f"verify/{status}": statuses.count(status) / len(statuses) for status in told}
 
 
 def reward(
