@@ -8,7 +8,7 @@ from math import comb
 
 from torch import Tensor
 
-from lit_reason.functional._checks import upcast
+from lit_reason.functional._checks import check_mask, upcast
 
 
 def mean_at_k(correct: Tensor) -> Tensor:
@@ -23,13 +23,14 @@ def mean_at_k(correct: Tensor) -> Tensor:
         correct ``(*, k)`` bool; returns ``(*)`` float32.
 
     Raises:
-        ValueError: If there is no sample.
+        ValueError: If there is no sample or `correct` is not boolean.
 
     Example:
         >>> import torch
         >>> mean_at_k(torch.tensor([[False, True, True, True], [False, True, False, False]]))
         tensor([0.7500, 0.2500])
     """
+    check_mask(correct.shape, correct=correct)
     if correct.ndim == 0 or correct.shape[-1] == 0:
         raise ValueError(f"`correct` of shape {tuple(correct.shape)} holds no sample")
     return upcast(correct).mean(-1)

@@ -173,11 +173,11 @@ def test_large_batch_is_fast():
     rewards, values = torch.zeros(shape), torch.randn(shape)
     mask, lam = torch.rand(shape) < 0.9, torch.rand(512)
     times = []
-    for _ in range(3):
+    for _ in range(5):
         start = time.perf_counter()
         gae(rewards, values, mask, lam=lam)
         times.append(time.perf_counter() - start)
-    assert min(times) < 1.5  # 0.5 s on an idle machine
+    assert min(times) < 0.5
 
 
 # ---- length-adaptive lambda ----------------------------------------------------------------------
