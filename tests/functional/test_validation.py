@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import oracles
 import pytest
 import torch
 
@@ -230,3 +231,9 @@ def test_every_function_is_exported_and_indexed():
     for name in F.__all__:
         if callable(getattr(F, name)) and name.islower():
             assert f":func:`{name}`" in F.__doc__, name
+
+
+def test_every_function_has_an_oracle_of_its_name():
+    names = [n for n in F.__all__ if n.islower() and n != "unchecked_values"]
+    assert len(names) > 30
+    assert [n for n in names if not callable(getattr(oracles, n, None))] == []
