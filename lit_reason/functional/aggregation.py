@@ -189,7 +189,10 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
 
 
 def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Mean over all valid tokens: :func:`token_weights` on a batch that is not split.
+    r"""Mean over all valid tokens: :func:`token_weights` on a batch that is not split.
+
+    :math:`\frac{1}{\sum_i |o_i|} \sum_i \sum_t \ell_{i,t}`, DAPO (arXiv:2503.14476) Eq. 8 and VAPO
+    (arXiv:2504.05118) Eq. 8.
 
     Args:
         loss: Per-token losses.
@@ -210,7 +213,10 @@ def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Mean over responses of each one's token mean: :func:`sequence_weights`, batch not split.
+    r"""Mean over responses of each one's token mean: :func:`sequence_weights`, batch not split.
+
+    :math:`\frac1G \sum_i \frac{1}{|o_i|} \sum_t \ell_{i,t}`, GRPO (DeepSeekMath, arXiv:2402.03300)
+    Eq. 3.
 
     Args:
         loss: Per-token losses.
@@ -231,7 +237,10 @@ def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean over prompts of each one's token mean: :func:`prompt_weights`, batch not split.
+    r"""Mean over prompts of each one's token mean: :func:`prompt_weights`, batch not split.
+
+    :math:`\frac1P \sum_q \frac{1}{\sum_{i \in q} |o_i|} \sum_{i \in q} \sum_t \ell_{i,t}`, DAPO
+    (arXiv:2503.14476) Eq. 8 for each prompt.
 
     Args:
         loss: Per-token losses.
@@ -255,7 +264,9 @@ def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
-    """Mean over responses of token sum / constant: :func:`constant_weights`, batch not split.
+    r"""Mean over responses of token sum / constant: :func:`constant_weights`, batch not split.
+
+    :math:`\frac1G \sum_i \frac1L \sum_t \ell_{i,t}`, Dr. GRPO (arXiv:2503.20783).
 
     Args:
         loss: Per-token losses.

@@ -27,7 +27,7 @@ Reduce: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def zero_outside(x: Tensor, mask: Tensor) -> Tensor:
-    """Replace masked positions by zero, in float32 or better.
+    r"""Replace masked positions by zero, in float32 or better: :math:`m_i x_i`, with 0 · nan = 0.
 
     Apply it *before* a non-linear function if masked positions may hold nan or inf: masking only
     afterwards yields a finite value but a nan gradient (``0 * inf``).

@@ -28,7 +28,9 @@ EntropyMode: TypeAlias = Literal["none", "detached", "grad"]
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Position of each token among the real ones of its row.
+    r"""Position of each token among the real ones of its row.
+
+    :math:`\max(\sum_{s \le t} m_s - 1, 0)`.
 
     A left-padded row gets the positions it would have alone. Padding gets 0, or the last position
     before it; the attention mask hides it anyway.
@@ -54,11 +56,13 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 def response_mask(
     ids: Tensor, eos_ids: Sequence[int], lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Which response tokens exist, and which responses were cut off.
+    r"""Which response tokens exist, and which responses were cut off.
 
-    A token exists if it was generated and no end id stands before it; the first end id itself
-    belongs to the response. A response is truncated if it holds no end id at all, so one
-    that ends on the last allowed token is not. An empty response is truncated.
+    :math:`m_t = [t < n]\prod_{s<t}[o_s \notin \text{eos}]`, the tokens that :math:`|o|` counts in
+    DeepSeekMath (arXiv:2402.03300) Eq. 3 and DAPO (arXiv:2503.14476) Eq. 8: a token
+    exists if it was generated and no end id stands before it; the first end id itself belongs to
+    the response. A response is truncated if it holds no end id at all, so one that ends on the last
+    allowed token is not. An empty response is truncated.
 
     Args:
         ids: Generated ids, without the prompt, right-padded.
@@ -269,7 +273,9 @@ def hidden_logprobs_and_entropy(
     entropy: EntropyMode = "none",
     chunk: int = 256,
 ) -> tuple[Tensor, Tensor | None]:
-    r"""The same from hidden states, never holding the logits of more than one chunk.
+    r"""The same from hidden states h, never holding the logits of more than one chunk.
+
+    :math:`\log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}` with :math:`z = \text{head}(h_t) / \tau`.
 
     Applies `head` chunk by chunk and, where a gradient is needed and there is more than one chunk,
     again in the backward pass. The peak extra memory is a few times ``chunk * V`` floats, whatever

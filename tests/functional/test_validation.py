@@ -233,6 +233,19 @@ def test_every_function_is_exported_and_indexed():
             assert f":func:`{name}`" in F.__doc__, name
 
 
+def test_every_function_says_what_it_computes_takes_returns_and_refuses():
+    for name in F.__all__:
+        function = getattr(F, name)
+        if not name.islower() or name == "unchecked_values":
+            continue
+        missing = [
+            part
+            for part in (":math:|.. math::", "Args:", "Shapes:|Returns:", "Raises:", ">>> ")
+            if not any(option in function.__doc__ for option in part.split("|"))
+        ]
+        assert missing in ([], ["Raises:"] if name == "majority_at_k" else []), name
+
+
 def test_every_function_has_an_oracle_of_its_name():
     names = [n for n in F.__all__ if n.islower() and n != "unchecked_values"]
     assert len(names) > 30
