@@ -19,6 +19,7 @@ from lit_reason.objectives import (
     ClippedSurrogate,
     EntropyBonus,
     KLToReference,
+    LossTerm,
     PositiveExampleLM,
     ValueLoss,
 )
@@ -242,6 +243,20 @@ def test_the_lm_loss_enters_with_mu():
     assert stats["loss/lm"] == 1
     expected = torch.tensor([[-0.05, -0.05], [0.0, 0.0]])
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+class Infinite(LossTerm):
+    """A loss that is not finite, whose gradient is."""
+
+    def loss(self, experience, outputs):
+        return outputs.logprobs + float("inf")
+
+
+def test_a_loss_that_is_not_finite_skips_a_step_whose_gradient_is():
+    stats, step = one_step({"policy": Infinite()}, batch([[1, 1]]), [[-1.0, -1.0]])
+    assert stats["grad_norm/actor"].isfinite()
+    assert stats["update/skipped_actor"] == stats["update/nonfinite_actor"] == 1
+    assert (step == 0).all()
 
 
 def test_a_row_weight_scales_its_loss_and_not_the_normaliser():
