@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,7 +76,9 @@ class GAE(AdvantageEstimator):
         lam_critic: λ of the critic's targets; 1 is the Monte-Carlo return.
         alpha: α of the length-adaptive λ; null uses `lam_policy`.
         lambda_min: Lower bound of the length-adaptive λ. The formula is negative for l < 1/α.
-        whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout.
+        whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout; "std"
+            divides by the deviation only, so that every advantage keeps its sign. Targets never
+            change.
     """
 
     needs_critic = True
@@ -87,7 +90,7 @@ class GAE(AdvantageEstimator):
         lam_critic: float = 1.0,
         alpha: float | None = None,
         lambda_min: float = 0.0,
-        whiten: bool = False,
+        whiten: bool | Literal["std"] = False,
     ) -> None:
         if alpha is not None and lam_policy is not None:
             raise ConfigError(
@@ -108,7 +111,7 @@ class GAE(AdvantageEstimator):
             raise ConfigError(
                 "model.advantage.lambda_min=1: must be below 1; set alpha=null, lam_policy=1"
             )
-        if alpha is not None and alpha <= 0:
+        if alpha is not None and not 0 < alpha < math.inf:
             raise ConfigError(
                 f"model.advantage.alpha={alpha}: must be above 0, or null to use lam_policy"
             )
@@ -129,7 +132,9 @@ class GAE(AdvantageEstimator):
         targets = gae(rewards, values, mask, self.gamma, self.lam_critic)
         returns = zero_outside(targets + values, mask)
         if self.whiten:
-            advantages = masked_whiten(advantages, rollout.loss_mask, reduce=self.reduce)
+            advantages = masked_whiten(
+                advantages, rollout.loss_mask, self.whiten != "std", reduce=self.reduce
+            )
         return Advantages(advantages, returns, {"gae/lambda": lam})
 
     def policy_lambda(self, rollout: RolloutBatch) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_reason.batch import Experience
 from lit_reason.errors import ConfigError, blaming, require_at_least_one
-from lit_reason.functional import Reduce, aggregate, masked_sum
+from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
 
 
@@ -42,7 +42,7 @@ class Update:
     def __post_init__(self) -> None:
         counts = {name: value for name, value in vars(self).items() if name != "max_grad_norm"}
         require_at_least_one("model.update", **counts)
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(
                 f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"
             )
@@ -155,7 +155,9 @@ class Learner:
         for indices in minibatch:
             part = slice(start, start + len(indices))
             micro = experience[rows[part]]
-            loss = self._loss(micro, {k: w[part] for k, w in weights.items()}, counts, sums)
+            # a value that is not finite shows in the loss, and skips the step on every rank alike
+            with unchecked_values():
+                loss = self._loss(micro, {k: w[part] for k, w in weights.items()}, counts, sums)
             backward(loss)
             start += len(indices)
         stats = self._finish(sums, counts)

@@ -149,7 +149,10 @@ def same(a, b):
 @pytest.mark.parametrize("critic", [False, True])
 @pytest.mark.parametrize("kind", [RIGHT, WRONG], ids=["all right", "all wrong"])
 def test_when_nothing_survives_the_actor_is_left_alone_and_the_run_goes_on(policy, kind, critic):
-    """D01: exactly max_rounds rounds, a full batch, a counted skip, and the next rollout."""
+    """D01: exactly max_rounds rounds, a full batch, a counted skip, and the next rollout.
+
+    §11 wants an error after the last round; D01 calls that the fault: all work would be lost.
+    """
     data = data_of([kind] * 6, rollouts_per_epoch=3)
     terms = {"kl": KLToReference(0.5), "positive_lm": PositiveExampleLM(0.5)}
     module = module_of(policy, critic, terms)

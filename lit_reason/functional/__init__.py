@@ -2,6 +2,8 @@ r"""Pure tensor functions: the equations of the papers, one function each.
 
 No modules, no configuration, no logging. Every mask is boolean with True = counts; every
 statistic is float32 or better; bad input raises ``ValueError`` naming the argument and its shape.
+To see what its tensors hold a call waits for the device once (:func:`explained_variance` twice),
+and not at all inside :func:`unchecked_values`.
 
 Advantages (`advantages`)
     * :func:`outcome_to_tokens`: reward on the last token, DeepSeekMath Eq. 2
@@ -41,8 +43,12 @@ Length rewards (`rewards`)
 
 Evaluation (`evaluation`)
     * :func:`mean_at_k`, :func:`pass_at_k`, :func:`majority_at_k`: avg@k, Codex Eq. 1, cons@k
+
+Checks (`_checks`)
+    * :func:`unchecked_values`: leaves out the checks of what tensors hold
 """
 
+from lit_reason.functional._checks import unchecked_values
 from lit_reason.functional.advantages import (
     gae,
     kl_penalised_rewards,
@@ -127,6 +133,7 @@ __all__ = [
     "soft_overlong",
     "token_mean",
     "token_weights",
+    "unchecked_values",
     "value_loss",
     "zero_outside",
 ]

@@ -8,13 +8,14 @@ from math import comb
 
 from torch import Tensor
 
-from lit_reason.functional._checks import upcast
+from lit_reason.functional._checks import check_mask, upcast
 
 
 def mean_at_k(correct: Tensor) -> Tensor:
     r"""Share of a problem's k samples that are right: avg@k, an estimate of pass@1.
 
-    DAPO (arXiv:2503.14476) section 4.1 reports it with k = 32. Average over problems yourself.
+    :math:`\frac1k \sum_i [o_i \text{ is right}]`. DAPO (arXiv:2503.14476) section 4.1 reports it
+    with k = 32. Average over problems yourself.
 
     Args:
         correct: Verdicts of the k samples of each problem.
@@ -23,13 +24,14 @@ def mean_at_k(correct: Tensor) -> Tensor:
         correct ``(*, k)`` bool; returns ``(*)`` float32.
 
     Raises:
-        ValueError: If there is no sample.
+        ValueError: If there is no sample or `correct` is not boolean.
 
     Example:
         >>> import torch
         >>> mean_at_k(torch.tensor([[False, True, True, True], [False, True, False, False]]))
         tensor([0.7500, 0.2500])
     """
+    check_mask(correct.shape, correct=correct)
     if correct.ndim == 0 or correct.shape[-1] == 0:
         raise ValueError(f"`correct` of shape {tuple(correct.shape)} holds no sample")
     return upcast(correct).mean(-1)
@@ -67,8 +69,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
     r"""Credit of the most frequent answer: maj@k, also called cons@k.
 
-    Of m answers tied for most frequent, each gets 1/m of the credit: the expectation over a
-    random tie-break, the same for every order of the samples (arXiv:2203.11171 leaves ties open).
+    :math:`[a^\ast \in W] / |W|` with :math:`W = \arg\max_a |\{i : a_i = a\}|`. Of m answers tied
+    for most frequent, each gets 1/m of the credit: the expectation over a random tie-break, the
+    same for every order of the samples (arXiv:2203.11171 leaves ties open).
 
     Args:
         answers: Normalised answers of the k samples; None (nothing extracted) casts no vote.
