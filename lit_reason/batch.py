@@ -30,12 +30,14 @@ class Prompt:
         text: What the model is asked.
         answer: The gold answer that `Task.verify` compares with.
         messages: Chat messages; when given, the tokenizer's chat template renders them.
+        source: Name of the data set that the problem is from; evaluation reports by it.
     """
 
     index: int
     text: str
     answer: str
     messages: tuple[dict[str, str], ...] | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
