@@ -28,6 +28,7 @@ def group_relative(
     ddof: int = 1,
     eps: float = 1e-6,
     tolerance: float = 1e-6,
+    valid: Tensor | None = None,
 ) -> Tensor:
     r"""Rewards relative to the group of responses to the same prompt.
 
@@ -48,10 +49,12 @@ def group_relative(
         eps: Added to the standard deviation.
         tolerance: Largest difference within a group, relative to ``max(1, max|R|)``, that
             counts as no difference.
+        valid: False leaves a response out of its group's statistics and gives it 0; its reward is
+            not read.
 
     Shapes:
-        rewards ``(B,)``, group_ids ``(B,)`` int; returns ``(B,)`` in float32 (float64 for float64
-        input).
+        rewards ``(B,)``, group_ids ``(B,)`` int, valid ``(B,)`` bool; returns ``(B,)`` in float32
+        (float64 for float64 input).
 
     Raises:
         ValueError: On wrong shapes, group ids that are not integers, or a non-finite reward.
@@ -63,6 +66,11 @@ def group_relative(
     """
     check_dim(1, rewards=rewards)
     check_group_ids(len(rewards), group_ids)
+    if valid is not None:
+        check_mask(rewards.shape, valid=valid)
+        kept, ids = rewards[valid], group_ids[valid]
+        scaled = group_relative(kept, ids, scale_by_std, ddof, eps, tolerance)
+        return scaled.new_zeros(rewards.shape).masked_scatter(valid, scaled)
     check_finite(rewards=rewards)
     unique, index = torch.unique(group_ids, return_inverse=True)
     x, groups = rewards.to(wide(rewards)), len(unique)
