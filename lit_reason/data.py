@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -103,6 +104,10 @@ class RolloutDataModule(LightningDataModule):
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
             raise ConfigError("data.rewards={}: no term is left; add for example Correctness")
+        if "unscored" in self.rewards:
+            raise ConfigError(
+                "data.rewards.unscored: the name is taken by a metric; choose another"
+            )
         if self.group_filter is not None and self.group_size == 1:
             raise ConfigError(
                 f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
@@ -142,6 +147,7 @@ class RolloutDataModule(LightningDataModule):
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         for term in self.rewards.values():
+            term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
         if stage == "fit":
@@ -233,26 +239,29 @@ class RolloutDataModule(LightningDataModule):
             return
         correct = torch.tensor([g.correct for g in groups])
         rewards = torch.tensor([g.rewards for g in groups])
-        keep = self.group_filter(correct, rewards)
+        scored = torch.tensor([g.scored for g in groups])
+        keep = self.group_filter(correct, rewards, scored)
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)
 
     def _terms(self, groups: list[Group]) -> dict[str, float]:
-        """Mean of each outcome term over the batch; the same keys on every rank."""
-        terms = {name: [v for g in groups for v in g.terms.get(name, ())] for name in self.rewards}
-        return {f"reward/{name}": sum(v) / len(v) for name, v in terms.items() if v}
+        """Mean of each outcome term over the responses that have it; nan if none has."""
+        means = {}
+        for name in groups[0].terms:
+            values = [v for g in groups for v in g.terms[name] if v is not None]
+            means[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
+        return means
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
     ) -> dict[str, float]:
         stats: dict[str, float] = {}
         if self.group_filter is not None:
-            right = sum(all(g.correct) for g in dropped)
             stats |= {
                 "groups/kept": float(len(kept)),
                 "groups/dropped": float(len(dropped)),
-                "groups/dropped_all_right": float(right),
-                "groups/dropped_all_wrong": float(sum(not any(g.correct) for g in dropped)),
+                "groups/dropped_all_right": float(sum(g.uniform is True for g in dropped)),
+                "groups/dropped_all_wrong": float(sum(g.uniform is False for g in dropped)),
                 "groups/rounds": float(rounds),
                 "groups/filled": float(filled),
                 "groups/surplus": float(surplus),

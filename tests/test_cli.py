@@ -166,7 +166,7 @@ from lit_reason.advantages import Advantages, GroupRelative
 from lit_reason.rewards import Reward
 
 class Boom(Reward):
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return {}["key"]
 
 class Flat(GroupRelative):
