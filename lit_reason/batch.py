@@ -147,6 +147,8 @@ class RolloutBatch(_Rows):
             rewards; the others are not part of their group's statistics.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
+        answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
+            evaluation only.
         temperature: The sampling temperature, at which log-probs are scored.
         prompts: B problems.
         texts: B decoded responses, as the task judged them.
@@ -170,6 +172,7 @@ class RolloutBatch(_Rows):
     scored: Tensor
     group_ids: Tensor
     prompt_index: Tensor
+    answer_ids: Tensor | None = None
     temperature: float = 1.0
     prompts: tuple[Prompt, ...] = ()
     texts: tuple[str, ...] = ()

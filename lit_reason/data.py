@@ -16,11 +16,12 @@ from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.encoding import encode_prompts
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
 from lit_reason.filters import GroupFilter
 from lit_reason.judge import judge, reward
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.scores import answer_classes, source_key
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -50,7 +51,9 @@ class RolloutDataModule(LightningDataModule):
             callbacks count epochs.
         sampling: How training responses are drawn.
         val_sampling: How responses to held-out problems are drawn; null takes `sampling`.
-        val_samples: Responses to each held-out problem (k of avg@k and pass@k).
+        val_samples: Responses to each held-out problem (k of avg@k and maj@k, n of pass@k).
+        val_pass_k: The k of pass@k, each at most `val_samples`; null takes powers of two and
+            `val_samples`.
         val_groups_per_batch: Held-out problems generated at once.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
             prompts that do not fit the model's context.
@@ -72,6 +75,7 @@ class RolloutDataModule(LightningDataModule):
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         val_sampling: Sampling | None = None,
         val_samples: int = 8,
+        val_pass_k: list[int] | None = None,
         val_groups_per_batch: int = 64,
         max_prompt_length: int | None = None,
         seed: int | None = None,
@@ -96,10 +100,13 @@ class RolloutDataModule(LightningDataModule):
         self.max_rounds, self.rollouts_per_epoch = max_rounds, rollouts_per_epoch
         self.sampling, self.val_sampling = sampling, val_sampling or sampling
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
+        self.val_pass_k = val_pass_k
+        self.val_sources: tuple[str, ...] = ()  # names of the held-out data sets
         self.max_prompt_length = max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
+        self._check_sampling()
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
@@ -123,6 +130,13 @@ class RolloutDataModule(LightningDataModule):
                 f"data.groups_per_round={groups_per_round}: max_rounds={self.max_rounds} rounds "
                 f"cannot fill groups_per_rollout={self.groups_per_rollout}; choose at least "
                 f"{-(-self.groups_per_rollout // self.max_rounds)}"
+            )
+
+    def _check_sampling(self) -> None:
+        if any(not 1 <= k <= self.val_samples for k in self.val_pass_k or ()):
+            raise ConfigError(
+                f"data.val_pass_k={self.val_pass_k}: each must lie between 1 and data.val_samples="
+                f"{self.val_samples}"
             )
         if self.sampling.temperature == 0:
             raise ConfigError(
@@ -150,6 +164,7 @@ class RolloutDataModule(LightningDataModule):
             term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+        self.val_sources = tuple(sorted({source_key(p.source) for p, _ in self.val_prompts}))
         if stage == "fit":
             self.prompts = self._encode(self.task, self.sampling, "task")
             self._check_prompts()
@@ -333,6 +348,10 @@ class RolloutDataModule(LightningDataModule):
             policy_version=self.engine.module.policy_version,
         )
         rollout.prompt_index[real * self.val_samples :] = -1
+        with blaming("data.val_task", self.val_task):
+            same = self.val_task.same_answers
+            classes = answer_classes([group.verdicts for group in groups], same)
+        rollout.answer_ids = torch.tensor([number for group in classes for number in group])
         return rollout
 
     def _longest_share(self) -> int:
