@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -262,6 +262,19 @@ class Experience(_Rows):
 
     def __len__(self) -> int:
         return len(self.rollout)
+
+
+class Prediction(NamedTuple):
+    """What `predict` returns for a batch.
+
+    Attributes:
+        rollout: Judged responses.
+        logprobs: (B,) float32: the log-probability of each response under the model at temperature
+            1, summed over its tokens, the end token included.
+    """
+
+    rollout: RolloutBatch
+    logprobs: Tensor
 
 
 def trim(rollout: RolloutBatch) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
-from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
 from lit_reason.errors import ConfigError, ConfigWarning, blaming
 from lit_reason.functional import (
@@ -380,9 +380,17 @@ class ReasonModule(LightningModule):
         """As `on_validation_epoch_end`, under the prefix `test/`."""
         self._finish_evaluation("test")
 
-    def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> RolloutBatch:
-        """Returns the rollout; the prediction writer saves it."""
-        return rollout
+    def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> Prediction:
+        """The rollout with the log-probability of each response; the prediction writer saves it.
+
+        At temperature 1, whatever the sampling: greedy responses have one too.
+        """
+        logprobs = rollout.rewards.new_zeros(len(rollout))
+        for rows in torch.arange(len(rollout)).split(self.update.micro_batch_size):
+            rows = rows.to(rollout.rewards.device)
+            outputs = policy_outputs(self.actor, rollout[rows], 1.0, "none", self.logprob_chunk)
+            logprobs[rows] = outputs.logprobs.sum(dim=1)
+        return Prediction(rollout, logprobs)
 
     # --- checkpoints --------------------------------------------------------------------------
 

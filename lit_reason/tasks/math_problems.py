@@ -64,6 +64,7 @@ class MathProblems(Task):
         if "{question}" not in template:
             raise ConfigError(f"task.template={template!r}: must contain {{question}}")
         self.format: AnswerFormat = answer_format
+        self.answer_format = answer_format
         self.template, self.chat = template, chat
         if limit is not None and limit < 1:
             raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
