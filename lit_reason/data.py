@@ -112,9 +112,7 @@ class RolloutDataModule(LightningDataModule):
         if not self.rewards:
             raise ConfigError("data.rewards={}: no term is left; add for example Correctness")
         if "unscored" in self.rewards:
-            raise ConfigError(
-                "data.rewards.unscored: the name is taken by a metric; choose another"
-            )
+            raise ConfigError("data.rewards.unscored: a metric has this name; choose another")
         if self.group_filter is not None and self.group_size == 1:
             raise ConfigError(
                 f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "

@@ -350,19 +350,16 @@ class ReasonModule(LightningModule):
         scores.update(Samples.of(rollout, k, data.val_sources))
 
     def _finish_evaluation(self, stage: str) -> None:
-        metric: Any = self.group_metrics[stage]
+        # the next evaluation may be of other data
+        metric: Any = self.group_metrics.pop(stage)
         values = metric.compute()
-        metric.reset()
         # as loggers get them
         self.last_evaluation = {f"{stage}/{k}": torch.tensor(v).item() for k, v in values.items()}
         # the metric has gathered all ranks already; the mean of equal values is what it was
         self.log_dict(self.last_evaluation, sync_dist=self.reduce is not None)
         if values.get("accuracy") == 0 and not self.warned_of_zero:
             self.warned_of_zero = True
-            rank_zero_warn(
-                f"{stage}/accuracy=0: no response is correct; {why_nothing_is_right(values)}",
-                category=ConfigWarning,
-            )
+            rank_zero_warn(why_nothing_is_right(stage, values), category=ConfigWarning)
 
     def validation_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
         """Counts the verdicts of held-out problems."""

@@ -200,8 +200,8 @@ def _describe(names: Sequence[str], scores: Tensor, prefix: str) -> dict[str, fl
     return values
 
 
-def why_nothing_is_right(values: dict[str, float]) -> str:
-    """The likely reasons for an accuracy of 0, from what else was measured."""
+def why_nothing_is_right(stage: str, values: dict[str, float]) -> str:
+    """What to say of an accuracy of 0: the likely reasons, from what else was measured."""
     reasons = []
     if values["no_answer"] >= 0.5:
         reasons.append(
@@ -215,7 +215,8 @@ def why_nothing_is_right(values: dict[str, float]) -> str:
         )
     if values["unverified"] >= 0.5:
         reasons.append(f"{values['unverified']:.0%} of the responses could not be verified")
-    return "; ".join(reasons) or (
+    reason = "; ".join(reasons) or (
         "answers are found, and none equals its gold one: compare them in the file that `predict` "
         "writes; the problems may be too hard for the model"
     )
+    return f"{stage}/accuracy=0: no response is correct; {reason}"

@@ -191,7 +191,8 @@ def test_a_metric_starts_again_after_a_reset():
 )
 def test_j07_the_reasons_for_nothing_right_are_named(changed, reason):
     values = {"no_answer": 0.2, "truncated": 0.2, "unverified": 0.0, **changed}
-    assert re.search(reason, why_nothing_is_right(values))
+    text = why_nothing_is_right("val", values)
+    assert re.match(rf"val/accuracy=0: no response is correct; .*{reason}", text)
 
 
 def test_every_status_has_a_number():

@@ -228,5 +228,5 @@ def test_a_rank_without_any_reward_does_not_spoil_the_mean_of_the_others(policy)
 
 
 def test_the_name_of_the_count_is_taken():
-    with pytest.raises(ConfigError, match=r"data\.rewards\.unscored: the name is taken"):
+    with pytest.raises(ConfigError, match=r"data\.rewards\.unscored: a metric has this name"):
         data_of([MIXED], rewards={"unscored": Correctness()})
