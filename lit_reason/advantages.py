@@ -148,6 +148,8 @@ class GAE(AdvantageEstimator):
 class GroupRelative(AdvantageEstimator):
     """Rewards normalised within the group of responses to one prompt (GRPO §4.1.2-3).
 
+    Unscored responses are no part of their group; a group of one has advantage 0.
+
     With per-token reward terms (process supervision) all step rewards of a group are normalised
     together and a token's advantage is the sum of those at or after it.
 
@@ -160,12 +162,12 @@ class GroupRelative(AdvantageEstimator):
 
     def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
-        mask, ids = rollout.response_mask, rollout.group_ids
+        mask, ids, scored = rollout.response_mask, rollout.group_ids, rollout.scored
         if bool(rollout.step_mask.any()):
-            steps = rollout.step_mask
+            steps = rollout.step_mask & scored[:, None]
             advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)
         else:
-            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std)
+            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std, valid=scored)
             advantages = zero_outside(scores[:, None].expand_as(rewards), mask)
         zero = (advantages == 0).all(dim=1).float()
         return Advantages(advantages, None, {"advantage/zero_fraction": zero})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -20,6 +21,7 @@ from lit_reason.filters import GroupFilter
 from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
+from lit_reason.scores import answer_classes, source_key
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -50,7 +52,9 @@ class RolloutDataModule(LightningDataModule):
         sampling: How training responses are drawn.
         val_sampling: How responses to held-out problems are drawn; what is null, or all of it,
             is as in `sampling`.
-        val_samples: Responses to each held-out problem (k of avg@k and pass@k).
+        val_samples: Responses to each held-out problem (k of avg@k and maj@k, n of pass@k).
+        val_pass_k: The k of pass@k, each at most `val_samples`; null takes powers of two and
+            `val_samples`.
         val_groups_per_batch: Held-out problems generated at once.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
             prompts that do not fit the model's context.
@@ -72,6 +76,7 @@ class RolloutDataModule(LightningDataModule):
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         val_sampling: ValSampling | None = None,
         val_samples: int = 8,
+        val_pass_k: list[int] | None = None,
         val_groups_per_batch: int = 64,
         max_prompt_length: int | None = None,
         seed: int | None = None,
@@ -97,10 +102,13 @@ class RolloutDataModule(LightningDataModule):
         self.rollouts_per_epoch = rollouts_per_epoch
         self.sampling, self.val_sampling = sampling, (val_sampling or ValSampling()).over(sampling)
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
+        self.val_pass_k = val_pass_k
+        self.val_sources: tuple[str, ...] = ()  # names of the held-out data sets
         self.max_prompt_length = max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
+        self._check_sampling()
         if group_filter is None:
             _refuse_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
 
@@ -110,6 +118,8 @@ class RolloutDataModule(LightningDataModule):
                 "data.rewards: no term is left; add one, for example "
                 "--data.rewards.correctness=Correctness"
             )
+        if "unscored" in self.rewards:
+            raise ConfigError("data.rewards.unscored: a metric has this name; choose another")
         if self.group_filter is not None and self.group_size == 1:
             raise ConfigError(
                 f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
@@ -123,6 +133,13 @@ class RolloutDataModule(LightningDataModule):
                 f"data.groups_per_round={groups_per_round}: max_rounds={self.max_rounds} rounds "
                 f"cannot fill groups_per_rollout={self.groups_per_rollout}; choose at least "
                 f"{-(-self.groups_per_rollout // self.max_rounds)}"
+            )
+
+    def _check_sampling(self) -> None:
+        if any(not 1 <= k <= self.val_samples for k in self.val_pass_k or ()):
+            raise ConfigError(
+                f"data.val_pass_k={self.val_pass_k}: each must lie between 1 and data.val_samples="
+                f"{self.val_samples}"
             )
         if self.sampling.temperature == 0:
             raise ConfigError(
@@ -147,10 +164,12 @@ class RolloutDataModule(LightningDataModule):
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         for term in self.rewards.values():
+            term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
         if stage == "fit":
             self.prompts = self._encode(self.task, self.sampling, "task")
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+        self.val_sources = tuple(sorted({source_key(p.source) for p, _ in self.val_prompts}))
         if stage == "fit":
             self._check_prompts()
 
@@ -246,8 +265,9 @@ class RolloutDataModule(LightningDataModule):
             return
         correct = torch.tensor([g.correct for g in groups])
         rewards = torch.tensor([g.rewards for g in groups])
+        scored = torch.tensor([g.scored for g in groups])
         with blaming("data.group_filter", self.group_filter):
-            keep = self.group_filter(correct, rewards)
+            keep = self.group_filter(correct, rewards, scored)
         if keep.shape != (len(groups),):
             raise ConfigError(
                 f"data.group_filter: {type(self.group_filter).__name__} returned shape "
@@ -257,21 +277,23 @@ class RolloutDataModule(LightningDataModule):
             (kept if k else dropped).append(group)
 
     def _terms(self, groups: list[Group]) -> dict[str, float]:
-        """Mean of each outcome term over the batch; the same keys on every rank."""
-        terms = {name: [v for g in groups for v in g.terms.get(name, ())] for name in self.rewards}
-        return {f"reward/{name}": sum(v) / len(v) for name, v in terms.items() if v}
+        """Mean of each outcome term over the responses that have it; nan if none has."""
+        means = {}
+        for name in groups[0].terms:
+            values = [v for g in groups for v in g.terms[name] if v is not None]
+            means[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
+        return means
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
     ) -> dict[str, float]:
         stats: dict[str, float] = {}
         if self.group_filter is not None:
-            right = sum(all(g.correct) for g in dropped)
             stats |= {
                 "groups/kept": float(len(kept)),
                 "groups/dropped": float(len(dropped)),
-                "groups/dropped_all_right": float(right),
-                "groups/dropped_all_wrong": float(sum(not any(g.correct) for g in dropped)),
+                "groups/dropped_all_right": float(sum(g.uniform is True for g in dropped)),
+                "groups/dropped_all_wrong": float(sum(g.uniform is False for g in dropped)),
                 "groups/rounds": float(rounds),
                 "groups/filled": float(filled),
                 "groups/surplus": float(surplus),
@@ -350,6 +372,10 @@ class RolloutDataModule(LightningDataModule):
             policy_version=self.engine.module.policy_version,
         )
         rollout.prompt_index[real * self.val_samples :] = -1
+        with blaming("data.val_task", self.val_task):
+            same = self.val_task.same_answers
+            classes = answer_classes([group.verdicts for group in groups], same)
+        rollout.answer_ids = torch.tensor([number for group in classes for number in group])
         return rollout
 
     def _longest_share(self) -> int:

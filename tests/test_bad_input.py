@@ -213,7 +213,7 @@ from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine
 
 class Boom(Reward):
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return {}["key"]
 
 class Flat(GroupRelative):
@@ -225,11 +225,11 @@ class Loss(ClippedSurrogate):
         return torch.zeros(3) + torch.zeros(4)
 
 class Filter(GroupFilter):
-    def __call__(self, correct, rewards):
+    def __call__(self, correct, rewards, scored):
         return correct / "x"
 
 class Rows(GroupFilter):
-    def __call__(self, correct, rewards):
+    def __call__(self, correct, rewards, scored):
         return correct
 
 class Engine(HFEngine):

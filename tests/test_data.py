@@ -21,6 +21,7 @@ from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, KLToReference, PositiveExampleLM, ValueLoss
 from lit_reason.rewards import Correctness, SoftOverlong
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.scores import Samples
 from lit_reason.tasks import PlanCount, Task
 
 
@@ -503,17 +504,14 @@ def evaluate(data, world, k):
         batches = [data.evaluation(b) for b in range(data.evaluation_batches())]
         sizes.append([len(batch) for batch in batches])
         for batch in batches:
-            metric.update(
-                batch.correct.view(-1, k),
-                batch.lengths.view(-1, k),
-                valid=batch.prompt_index.view(-1, k)[:, 0] >= 0,
-            )
+            metric.update(Samples.of(batch, k))
         metrics.append(metric)
     assert all(size == sizes[0] for size in sizes)  # every rank generates as often
     total = GroupMetrics(k)
     for metric in metrics:
-        total.total += metric.total
-        total.problems += metric.problems
+        for name in ("scores", "index", "source"):
+            getattr(total, name).extend(getattr(metric, name))
+    total._update_count = 1  # as torchmetrics does when it gathers from processes
     return total
 
 
@@ -524,7 +522,7 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
     data = data_of([RIGHT, WRONG, WRONG, WRONG, WRONG], val_groups_per_batch=per_batch)
     attach(data, sampler)
     metric = evaluate(data, world, k=2)
-    assert metric.problems == 5
+    assert sorted(torch.cat(metric.index).tolist()) == list(range(5))
     assert metric.compute()["accuracy"] == pytest.approx(0.2)
 
 
@@ -541,6 +539,8 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
         ({"rollouts_per_epoch": 0}, r"data\.rollouts_per_epoch=0"),
         ({"val_samples": 0}, r"data\.val_samples=0"),
         ({"val_groups_per_batch": 0}, r"data\.val_groups_per_batch=0"),
+        ({"val_pass_k": [1, 4]}, r"data\.val_pass_k=\[1, 4\]: .* data\.val_samples=2"),
+        ({"val_pass_k": [0]}, r"data\.val_pass_k=\[0\]: each must lie between 1 and"),
         ({"group_size": 1}, r"data\.group_size=1: data\.group_filter=DropUniform .*at least 2"),
         ({"group_filter": None, "groups_per_round": 3}, r"groups_per_round=3: has no effect"),
         ({"group_filter": None}, r"data\.max_rounds=3: has no effect without data\.group_filter"),

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from lit_reason.backbones import Bundled
 from lit_reason.cli import run
 from lit_reason.functional import explained_variance, masked_whiten
+from lit_reason.metrics import GroupMetrics
 from lit_reason.tasks import PlanCount
 from tests.conftest import ROOT, SMALL, demonstrations, tiny
 from tests.ranks import LIMIT, Ranks
@@ -29,6 +30,7 @@ from tests.steps import (
     shift_weights,
     step,
 )
+from tests.test_metrics import samples_of
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +183,36 @@ def test_i02_statistics_over_ranks_are_those_of_one_process(ranks, case):
     torch.testing.assert_close(got[mask], want, atol=1e-6, rtol=0)
     assert (got[~mask] == 0).all()
     assert [a[1].item() for a in answers] == pytest.approx([0.75, 0.75])
+
+
+def evaluation(rank, shares):
+    """The metric over the problems of this rank, a row (index, source, statuses, classes) each."""
+    metric = GroupMetrics(2, sources=("a", "b"))
+    metric.update(samples_of(shares[rank]))
+    return metric.compute()
+
+
+PROBLEMS = [
+    (4, 0, ["correct", "wrong"], [0, 1]),
+    (7, 1, ["wrong", "wrong"], [1, 1]),
+    (2, 0, ["no_answer", "correct"], [-1, 0]),
+    (9, 1, ["timeout", "correct"], [1, 0]),
+    (0, 0, ["correct", "correct"], [0, 0]),
+]
+
+
+@pytest.mark.parametrize("first", [[0, 2, 4], [3], [0, 1, 2, 3, 4], []], ids=str)
+def test_i06_scores_and_intervals_of_two_ranks_are_those_of_all_problems(ranks, first):
+    """I06: whichever rank has which problems, and if one has none."""
+    shares = [[p for i, p in enumerate(PROBLEMS) if (i in first) == own] for own in (True, False)]
+    whole = GroupMetrics(2, sources=("a", "b"))
+    whole.update(samples_of(PROBLEMS))
+    expected = whole.compute()
+    assert expected["accuracy"] == 0.5
+    assert expected["b/accuracy"] == 0.25
+    assert expected["accuracy_low"] < 0.5 < expected["accuracy_high"]
+    for answer in ranks(evaluation, shares):
+        assert answer == expected
 
 
 # ---- whole runs ---------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def batch(mask, rewards=None, group_ids=None, **fields):
         "step_mask": torch.zeros_like(mask),
         "correct": torch.zeros(size, dtype=torch.bool),
         "truncated": torch.zeros(size, dtype=torch.bool),
+        "scored": torch.ones(size, dtype=torch.bool),
         "group_ids": torch.tensor(group_ids or [0] * size),
         "prompt_index": torch.zeros(size, dtype=torch.long),
     }

@@ -43,6 +43,8 @@ Length rewards (`rewards`)
 
 Evaluation (`evaluation`)
     * :func:`mean_at_k`, :func:`pass_at_k`, :func:`majority_at_k`: avg@k, Codex Eq. 1, cons@k
+    * :func:`majority_of_classes`: cons@k of many problems at once
+    * :func:`bootstrap_interval`: percentile bootstrap over problems
 
 Checks (`_checks`)
     * :func:`unchecked_values`: leaves out the checks of what tensors hold
@@ -67,7 +69,13 @@ from lit_reason.functional.aggregation import (
     token_mean,
     token_weights,
 )
-from lit_reason.functional.evaluation import majority_at_k, mean_at_k, pass_at_k
+from lit_reason.functional.evaluation import (
+    bootstrap_interval,
+    majority_at_k,
+    majority_of_classes,
+    mean_at_k,
+    pass_at_k,
+)
 from lit_reason.functional.groups import group_relative, group_relative_process
 from lit_reason.functional.losses import (
     clip_masks,
@@ -100,6 +108,7 @@ __all__ = [
     "Reduce",
     "WeightsAndCount",
     "aggregate",
+    "bootstrap_interval",
     "clip_masks",
     "clipped_surrogate",
     "constant_mean",
@@ -117,6 +126,7 @@ __all__ = [
     "length_adaptive_lambda",
     "logprobs_and_entropy",
     "majority_at_k",
+    "majority_of_classes",
     "masked_mean",
     "masked_sum",
     "masked_whiten",

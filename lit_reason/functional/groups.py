@@ -34,6 +34,7 @@ def group_relative(
     eps: float = 1e-6,
     tolerance: float = 1e-6,
     group_size: int | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     r"""Rewards relative to the group of responses to the same prompt.
 
@@ -55,10 +56,12 @@ def group_relative(
         tolerance: Largest difference within a group, relative to ``max(1, max|R|)``, that
             counts as no difference.
         group_size: Number of responses that every group must have; None leaves sizes free.
+        valid: False leaves a response out of its group's statistics and gives it 0; its reward is
+            not read.
 
     Shapes:
-        rewards ``(B,)``, group_ids ``(B,)`` int; returns ``(B,)`` in float32 (float64 for float64
-        input).
+        rewards ``(B,)``, group_ids ``(B,)`` int, valid ``(B,)`` bool; returns ``(B,)`` in float32
+        (float64 for float64 input).
 
     Raises:
         ValueError: On wrong shapes, group ids that are not integers, no response at all, a
@@ -71,11 +74,17 @@ def group_relative(
     """
     check_dim(1, rewards=rewards)
     check_group_ids(len(rewards), group_ids)
-    faults = [non_finite(rewards=rewards)]
+    faults = [non_finite(valid, rewards=rewards)]
     if group_size is not None:
         faults.append(_other_sizes(group_ids, group_size))
+    if valid is None:
+        check_values(*faults)
+        return _normalise(rewards, group_ids, scale_by_std, ddof, eps, tolerance)
+    check_mask(rewards.shape, valid=valid)
     check_values(*faults)
-    return _normalise(rewards, group_ids, scale_by_std, ddof, eps, tolerance)
+    kept = rewards[valid], group_ids[valid]
+    scaled = _normalise(*kept, scale_by_std, ddof, eps, tolerance)
+    return scaled.new_zeros(rewards.shape).masked_scatter(valid, scaled)
 
 
 def _other_sizes(group_ids: Tensor, size: int) -> Iterator[Fault]:

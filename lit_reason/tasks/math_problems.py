@@ -59,7 +59,7 @@ class MathProblems(Task):
     ) -> None:
         if "{question}" not in template:
             raise ConfigError(f"task.template={template!r}: must contain {{question}}")
-        self.format: AnswerFormat = answer_format
+        self.answer_format: AnswerFormat = answer_format
         self.verifier = (verifier or Verifier()).reading(answer_format)
         self.template, self.chat = template, chat
         if limit is not None and limit < 1:
@@ -83,8 +83,8 @@ class MathProblems(Task):
         if refused:
             warnings.warn(
                 f"task.path={path}: {len(refused)} of {len(problems)} gold answers "
-                f"would not be accepted in answer_format={self.format} and are left out, the first "
-                f"is {refused[0][1]!r}",
+                f"would not be accepted in answer_format={self.answer_format} and are left out, "
+                f"the first is {refused[0][1]!r}",
                 ConfigWarning,
                 stacklevel=3,
             )
@@ -97,7 +97,7 @@ class MathProblems(Task):
         """The problem of row `index`."""
         question, answer = self.problems[index]
         # not str.format: problems are full of braces
-        text = self.template.replace("{request}", _REQUESTS[self.format])
+        text = self.template.replace("{request}", _REQUESTS[self.answer_format])
         text = text.replace("{question}", question)
         messages = ({"role": "user", "content": text},) if self.chat else None
         return Prompt(index, text, answer, messages)
@@ -109,6 +109,10 @@ class MathProblems(Task):
     def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
         """The verdict on each text, with the answer that it states."""
         return self.verifier([prompt.answer for prompt in prompts], texts)
+
+    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool]:
+        """Whether the answers of each pair are mathematically equal."""
+        return [equal is True for equal in self.verifier.equal(pairs)]
 
 
 def _load(path: str, split: str, config: str | None) -> Any:
