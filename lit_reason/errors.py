@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
 def blaming(key: str, part: object) -> Iterator[None]:
     """Turns an exception in a part that the user wrote into one line: what was raised, and where.
 
-    A part of this package keeps its traceback: what it raises is not the user's mistake.
+    What no code of the user's had a part in keeps its traceback.
 
     Args:
         key: The key that names the part.
@@ -43,14 +43,24 @@ def blaming(key: str, part: object) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        module = type(part).__module__
-        if module.startswith("lit_reason."):
-            raise
         frames = traceback.extract_tb(error.__traceback__)
-        source = getattr(sys.modules.get(module), "__file__", None)
+        own = [frame for frame in frames if _is_users(frame.filename)]
+        if not own and type(part).__module__.startswith("lit_reason."):
+            raise
         # in the user's own file, rather than deep inside a library that it calls
-        frame = [f for f in frames if f.filename == source][-1:] or frames[-1:]
-        place = f"{Path(frame[0].filename).name}:{frame[0].lineno}"
+        last = (own or frames)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
         raise ConfigError(
             f"{key}: {type(part).__name__} raised {type(error).__name__}: {error} (at {place})"
         ) from error
+
+
+def _is_users(file: str) -> bool:
+    """Whether a source file belongs neither to this package nor to what is installed."""
+    path = Path(file)
+    return not (
+        file.startswith("<")
+        or path.is_relative_to(Path(__file__).parent)
+        or path.is_relative_to(sysconfig.get_path("stdlib"))
+        or {"site-packages", "dist-packages"} & set(path.parts)
+    )

@@ -18,7 +18,7 @@ from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.rescoring import judge_again, measure, read_predictions, scorer
 from lit_reason.rewards import Correctness
-from lit_reason.rollout import RolloutEngine, Sampling
+from lit_reason.rollout import RolloutEngine, Sampling, ValSampling
 from lit_reason.scores import answer_classes
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
@@ -246,7 +246,7 @@ def test_predictions_say_all_there_is_to_say(predicted, policy):
 def test_log_probs_are_those_of_the_model_whatever_the_sampling(policy):
     task = Sums(("1+1=", "2", ""), ("1+2=", "3", ""))
     table = {"1+1=": ["=2"], "1+2=": ["=3"]}
-    greedy = Sampling(temperature=0, max_new_tokens=8)
+    greedy = ValSampling(temperature=0)
     rows = evaluate(policy, task, table, 1, "predict", val_sampling=greedy)
     Path("run/predictions.jsonl").unlink()
     again = evaluate(policy, task, table, 1, "predict")

@@ -419,4 +419,4 @@ def test_steps_are_rewarded_in_a_run_whose_held_out_problems_are_others():
 
 def test_dropping_the_last_term_is_refused(capsys):
     message = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--data.rewards.correctness=null")
-    assert message.startswith("error: data.rewards={}: no term is left")
+    assert message.startswith("error: data.rewards: no term is left")

@@ -181,7 +181,7 @@ def test_a_group_that_is_mixed_by_unscored_responses_only_is_dropped(policy):
 
 
 def test_a_rollout_without_any_score_trains_nothing_and_is_counted(policy):
-    data = data_of([RIGHT] * 4, rewards={"mine": Nothing()}, group_filter=None, max_rounds=1)
+    data = data_of([RIGHT] * 4, rewards={"mine": Nothing()}, group_filter=None, max_rounds=None)
     data.rollouts_per_epoch = 1
     module = module_of(policy)
     module.configure_model()
