@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from lit_reason.errors import ConfigError
+from lit_reason.gguf import check_gguf, plain_copy
 from lit_reason.networks import ValueModel
 
 ASSETS = Path(str(files("lit_reason") / "assets"))
@@ -143,6 +144,8 @@ class Pretrained(Backbone):
 
     Args:
         path: Folder or hub id, for example `Qwen/Qwen2.5-1.5B`.
+        gguf_file: Name of a GGUF file in it to take model and tokenizer from; its quantised weights
+            become float32 ones. Needs `pip install 'lit-reason[gguf]'`.
         attn: Attention kernel of `transformers`.
         critic_init: See `Backbone`.
         gradient_checkpointing: See `Backbone`.
@@ -151,6 +154,7 @@ class Pretrained(Backbone):
     def __init__(
         self,
         path: str,
+        gguf_file: str | None = None,
         attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa",
         critic_init: str = "policy",
         gradient_checkpointing: bool = False,
@@ -169,9 +173,13 @@ class Pretrained(Backbone):
                 "reference; give a folder with merged weights (peft: merge_and_unload)"
             )
         self.path = str(folder) if folder.is_dir() else path
-        self.attn = attn
+        self.gguf_file, self.attn = gguf_file, attn
+        if gguf_file is not None:
+            check_gguf(folder, gguf_file)
 
     def _load(self, loader: Any, **kwargs: Any) -> Any:
+        if self.gguf_file is not None:
+            kwargs["gguf_file"] = self.gguf_file
         try:
             return loader.from_pretrained(self.path, **kwargs)
         except (OSError, ValueError, ImportError, SafetensorError) as error:
@@ -198,12 +206,13 @@ class Pretrained(Backbone):
             return AutoModelForCausalLM.from_config(
                 self.config, dtype=torch.float32, attn_implementation=self.attn
             )
-        return self._load(
+        loaded = self._load(
             AutoModelForCausalLM,
             config=self.config,
             dtype=torch.float32,
             attn_implementation=self.attn,
         )
+        return loaded if self.gguf_file is None else plain_copy(loaded)
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.path})"

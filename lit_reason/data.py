@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
+from lit_reason.contamination import without_overlap
 from lit_reason.encoding import encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
 from lit_reason.filters import GroupFilter
@@ -56,6 +57,7 @@ class RolloutDataModule(LightningDataModule):
         val_pass_k: The k of pass@k, each at most `val_samples`; null takes powers of two and
             `val_samples`.
         val_groups_per_batch: Held-out problems generated at once.
+        remove_overlap: Leave training problems out that are held out too; false only warns of them.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
             prompts that do not fit the model's context.
         seed: Seed of prompt order and sampling; null takes `seed_everything`.
@@ -78,6 +80,7 @@ class RolloutDataModule(LightningDataModule):
         val_samples: int = 8,
         val_pass_k: list[int] | None = None,
         val_groups_per_batch: int = 64,
+        remove_overlap: bool = True,
         max_prompt_length: int | None = None,
         seed: int | None = None,
     ) -> None:
@@ -104,7 +107,7 @@ class RolloutDataModule(LightningDataModule):
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
         self.val_pass_k = val_pass_k
         self.val_sources: tuple[str, ...] = ()  # names of the held-out data sets
-        self.max_prompt_length = max_prompt_length
+        self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
@@ -167,10 +170,13 @@ class RolloutDataModule(LightningDataModule):
             term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
         if stage == "fit":
-            self.prompts = self._encode(self.task, self.sampling, "task")
+            prompts = self._encode(self.task, self.sampling, "task")
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
         self.val_sources = tuple(sorted({source_key(p.source) for p, _ in self.val_prompts}))
         if stage == "fit":
+            self.prompts = without_overlap(
+                prompts, self.val_prompts, self.task, self.val_task, self.remove_overlap
+            )
             self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
@@ -190,15 +196,6 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigError(
                 f"data.task: {len(self.prompts)} problems for {world} processes; give each at "
                 "least one, or lower trainer.devices"
-            )
-        seen = {tuple(ids) for _, ids in self.prompts}
-        leaked = sum(tuple(ids) in seen for _, ids in self.val_prompts)
-        if leaked and self.val_task is not self.task:
-            warnings.warn(
-                f"data.val_task: {leaked} of {len(self.val_prompts)} prompts are also in "
-                "data.task, so accuracy on them is not on held-out problems; choose another split",
-                ConfigWarning,
-                stacklevel=2,
             )
 
     def train_dataloader(self) -> RolloutLoader:

@@ -376,11 +376,17 @@ def test_fewer_problems_than_processes_are_refused(sampler):
         attach(data, sampler)
 
 
-def test_held_out_problems_that_are_trained_on_are_not_silent(sampler):
+def test_held_out_problems_are_left_out_of_training_or_warned_of(sampler):
     data = data_of([MIXED] * 4, val_task=Numbered(3))
-    with pytest.warns(ConfigWarning, match=r"data\.val_task: 3 of 3 prompts are also in data\.tas"):
+    attach(data, sampler)
+    assert [prompt.index for prompt, _ in data.prompts] == [3]
+    data = data_of([MIXED] * 4, val_task=Numbered(3), remove_overlap=False)
+    with pytest.warns(ConfigWarning, match=r"3 of 3 problems of data\.val_task .*also in data"):
         attach(data, sampler)
-    attach(data_of([MIXED] * 4), sampler)  # validating on the task itself is a choice
+    assert len(data.prompts) == 4
+    data = data_of([MIXED] * 4)  # validating on the task itself is a choice
+    attach(data, sampler)
+    assert len(data.prompts) == 4
 
 
 # --- whose weights, which seeds -------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from lit_reason.batch import Group
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.judge import verdict_shares
-from lit_reason.tasks import MathProblems, PlanCount
+from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
 from lit_reason.verifier import Verifier, equivalent, extract
 from lit_reason.verifier.spelling import MAX_LENGTH
@@ -358,7 +358,17 @@ def test_statuses_are_counted_for_tasks_that_tell_more_than_right_and_wrong(tmp_
         "verify/timeout": 2 / 8,
         "verify/error": 1 / 8,
     }
-    assert verdict_shares(groups, PlanCount()) == {}
+
+
+class Plain(PlanCount):
+    """Knows only right and wrong."""
+
+    judge = Task.judge
+
+
+def test_statuses_are_not_counted_for_tasks_that_only_know_right_and_wrong():
+    verdicts = [Verdict.of(True), Verdict.of(False)]
+    assert verdict_shares([Group(None, [], [], verdicts, [])], Plain()) == {}
 
 
 TOLD = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -21,7 +20,7 @@ class Task(ABC):
             predictions so that they can be judged again without the task; `None` if it has none.
     """
 
-    response_pattern: ClassVar[str | None] = None
+    response_pattern: str | None = None
     answer_format: str | None = None
 
     @abstractmethod
@@ -49,6 +48,10 @@ class Task(ABC):
         A task overrides this where an answer has several spellings.
         """
         return [a == b for a, b in pairs]
+
+    def question(self, prompt: Prompt) -> str:
+        """The problem without any prompt around it, to compare training and held-out problems."""
+        return prompt.text
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """(end of the step in characters, step is valid) of each step, for process rewards."""

@@ -4,44 +4,84 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from lightning.pytorch.utilities import rank_zero_info
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.tasks.base import Task
+from lit_reason.tasks.layouts import SOURCE, as_text, cell, columns, conversation, has, recognise
+from lit_reason.tasks.sources import load
+from lit_reason.tasks.templates import (
+    TEMPLATES,
+    Messages,
+    asked_by_most,
+    bare,
+    choose,
+    render,
+    warn_of_silence,
+)
 from lit_reason.verdict import Verdict
 from lit_reason.verifier import AnswerFormat, Verifier
 from lit_reason.verifier.extract import last_box
 
-_REQUESTS: dict[AnswerFormat, str] = {
-    "boxed": "Reason step by step and put the final answer in \\boxed{}.",
-    "answer": "Reason step by step and end with a line of the form `Answer: VALUE`.",
-    "gsm8k": "Reason step by step and end with a line of the form `#### NUMBER`.",
-    "think_answer": "Reason in <think></think>, then put the final answer in <answer></answer>.",
-}
+_CHUNK = 1024  # gold answers that are checked together
+
+# DeepSeek-R1's format reward
+_THINK_ANSWER = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>\s*"
+
+
+class Problem(NamedTuple):
+    """A row of the data.
+
+    Attributes:
+        question: The problem, as the data holds it.
+        answer: The gold answer.
+        history: Messages of the conversation before the problem.
+        source: Name of the data set.
+        columns: Further columns, for reward functions.
+    """
+
+    question: str
+    answer: str
+    history: Messages = ()
+    source: str = ""
+    columns: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
 
 class MathProblems(Task):
-    r"""Problems with a gold answer each; equal prompts are merged.
+    r"""Problems with a gold answer each, in the layouts of `lit_reason.tasks.layouts`.
+
+    Rows with the same problem and the same answer are one problem; the log says how many were
+    merged. Where a data set holds both a worked solution and an answer, the answer counts.
 
     Args:
-        path: A `.json`, `.jsonl` or `.parquet` file, a folder written by `save_to_disk`, or an id
-            on the Hugging Face hub.
+        path: A `.json`, `.jsonl`, `.parquet` or `.csv` file, a folder (written by `save_to_disk`,
+            or holding such files), or an id on the Hugging Face hub.
         split: Split to read where the source has several.
         config: Configuration of a hub data set that has several.
-        question: Column of the problem; dots reach into nested columns. A list of chat messages
-            counts as its last message.
-        answer: Column of the gold answer. A worked solution counts as what stands behind its last
-            `####` or in its last `\boxed{}`.
+        question: Column of the problem; dots reach into nested columns; null recognises it. Of a
+            conversation the last message is the problem.
+        answer: Column of the gold answer; null recognises it. A worked solution counts as what
+            stands behind its last `####` or in its last `\boxed{}`.
+        source: Column of the data set's name; null takes `data_source` if there is one, and the
+            name of the path otherwise.
+        template: `boxed`, `dapo`, `gsm8k`, `r1`, `none`, or a text with `{question}` in it; null
+            takes `none` if the problems ask for an answer format themselves, and otherwise the one
+            that asks for `answer_format`.
         answer_format: Where a response states its answer: in its last `\boxed{}`, on its last
-            `Answer:` line, behind its last `####`, or in its last `<answer></answer>`. The prompt
-            asks for the same.
-        template: The prompt, with `{question}` and, unless the problems already ask for their
-            answer format, `{request}` in it.
-        chat: Render the prompt with the tokenizer's chat template.
+            `Answer:` line, behind its last `####`, or in its last `<answer>` tags (`think_answer`);
+            null takes what the template, or the problems, ask for.
+        system: System message; replaces that of the data.
+        chat: Render the prompt with the tokenizer's chat template; false for base models.
+        columns: Further columns to hand to reward functions (`FunctionReward`).
+        verifier: Compares answers in worker processes; null takes its defaults.
+        streaming: Read rows as they are needed, without a copy on the disk; for a `limit`.
         limit: Use only the first problems.
-        verifier: Compares answers; null takes `Verifier` with its defaults.
     """
 
     def __init__(
@@ -49,58 +89,116 @@ class MathProblems(Task):
         path: str,
         split: str = "train",
         config: str | None = None,
-        question: str = "problem",
-        answer: str = "answer",
-        answer_format: AnswerFormat = "boxed",
-        template: str = "{question}\n\n{request}",
+        question: str | None = None,
+        answer: str | None = None,
+        source: str | None = None,
+        template: str | None = None,
+        answer_format: AnswerFormat | None = None,
+        system: str | None = None,
         chat: bool = False,
-        limit: int | None = None,
+        columns: list[str] | None = None,
         verifier: Verifier | None = None,
+        streaming: bool = False,
+        limit: int | None = None,
     ) -> None:
-        if "{question}" not in template:
-            raise ConfigError(f"task.template={template!r}: must contain {{question}}")
-        self.answer_format: AnswerFormat = answer_format
-        self.verifier = (verifier or Verifier()).reading(answer_format)
-        self.template, self.chat = template, chat
-        if limit is not None and limit < 1:
-            raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
-        rows = _load(path, split, config)
-        pairs = (
-            (_column(row, "question", question, path), _column(row, "answer", answer, path))
-            for row in rows
-        )
-        problems = _unique((_text(q), _gold(a)) for q, a in pairs)
-        self.problems = self._usable(problems, path)[:limit]
+        require_at_least_one("task", limit=limit)
+        choose(template, answer_format, system, None)  # fail before the data is read
+        self.path, self.system, self.chat = path, system, chat
+        self.repeated, self.refused = 0, list[str]()
+        rows = load(path, split, config, streaming)
+        problems = self._distinct(rows, question, answer, source, columns or [])
+        first = list(islice(problems, min(limit or 100, 100)))
+        asked = asked_by_most(p.question for p in first)
+        inside = asked_by_most(bare(p.question) for p in first)
+        self.template, chosen = choose(template, answer_format, system, asked, inside)
+        self.answer_format: AnswerFormat = chosen
+        self.verifier = (verifier or Verifier()).reading(chosen)
+        if chosen == "think_answer":
+            self.response_pattern = _THINK_ANSWER
+        if not asked:
+            warn_of_silence(template, self.template, system, chosen)
+        self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
+        self._report()
         if not self.problems:
             raise ConfigError(f"task.path={path}: holds no problem with an answer to compare with")
 
-    def _usable(self, problems: list[tuple[str, str]], path: str) -> list[tuple[str, str]]:
+    def _distinct(
+        self,
+        rows: Any,
+        question: str | None,
+        answer: str | None,
+        source: str | None,
+        extra: list[str],
+    ) -> Iterator[Problem]:
+        """Each (problem, answer) of the data once, in order."""
+        first = next(iter(rows), None)
+        if first is None:
+            return
+        names = recognise(first, question, answer, self.path)
+        source = source or (SOURCE if has(first, SOURCE) else None)
+        asked = [("source", source), *(("columns", name) for name in extra)]
+        for key, column in asked:
+            if column is not None and not has(first, column):
+                raise ConfigError(
+                    f"task.{key}={column}: no such column in {self.path}; it has "
+                    f"{', '.join(columns(first))}"
+                )
+        needed = {name.split(".")[0] for name in (*names, source, *extra) if name}
+        seen: set[tuple[Any, ...]] = set()
+        for row in rows.select_columns(sorted(needed)):
+            history, text = conversation(cell(row, names[0]), names[0])
+            gold = _gold(cell(row, names[1]))
+            identity = (text, gold, *(m["content"] for m in history))
+            if identity in seen:
+                self.repeated += 1
+                continue
+            seen.add(identity)
+            name = as_text(cell(row, source)) if source else Path(self.path).stem
+            yield Problem(text, gold, history, name, {c: cell(row, c) for c in extra})
+
+    def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""
-        golds = [gold for _, gold in problems]
-        accepted = self.verifier(golds, [self.verifier.state(gold) for gold in golds])
-        usable = [p for p, v in zip(problems, accepted, strict=True) if v.correct]
-        refused = [p for p, v in zip(problems, accepted, strict=True) if not v.correct]
+        remaining = iter(problems)
+        while chunk := list(islice(remaining, min(limit or _CHUNK, _CHUNK))):
+            golds = [problem.answer for problem in chunk]
+            verdicts = self.verifier(golds, [self.verifier.state(gold) for gold in golds])
+            for problem, verdict in zip(chunk, verdicts, strict=True):
+                if problem.question and verdict.correct:
+                    yield problem
+                else:
+                    self.refused.append(problem.answer)
+
+    def _report(self) -> None:
+        kept, refused = len(self.problems), self.refused
+        if self.repeated:
+            rank_zero_info(
+                f"task.path={self.path}: {kept} different problems; {self.repeated} rows repeat "
+                "one of them and are merged with it"
+            )
         if refused:
             warnings.warn(
-                f"task.path={path}: {len(refused)} of {len(problems)} gold answers "
+                f"task.path={self.path}: {len(refused)} of {kept + len(refused)} gold answers "
                 f"would not be accepted in answer_format={self.answer_format} and are left out, "
-                f"the first is {refused[0][1]!r}",
+                f"the first is {refused[0]!r}",
                 ConfigWarning,
                 stacklevel=3,
             )
-        return usable
 
     def __len__(self) -> int:
         return len(self.problems)
 
     def __getitem__(self, index: int) -> Prompt:
         """The problem of row `index`."""
-        question, answer = self.problems[index]
-        # not str.format: problems are full of braces
-        text = self.template.replace("{request}", _REQUESTS[self.answer_format])
-        text = text.replace("{question}", question)
-        messages = ({"role": "user", "content": text},) if self.chat else None
-        return Prompt(index, text, answer, messages)
+        problem = self.problems[index]
+        keep = self.template == TEMPLATES["none"]
+        question = problem.question if keep else bare(problem.question)
+        prompt = render(self.template, question, self.system, problem.history)
+        messages = prompt.messages if self.chat else None
+        return Prompt(index, prompt.text, problem.answer, messages, *problem[3:])
+
+    def question(self, prompt: Prompt) -> str:
+        """The problem without any prompt around it."""
+        return bare(self.problems[prompt.index].question)
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the answer that `text` states equals the gold one."""
@@ -115,65 +213,10 @@ class MathProblems(Task):
         return [equal is True for equal in self.verifier.equal(pairs)]
 
 
-def _load(path: str, split: str, config: str | None) -> Any:
-    import datasets
-
-    file = Path(path).expanduser()
-    try:
-        if file.is_dir():
-            loaded = datasets.load_from_disk(str(file))
-        elif file.is_file():
-            kind = {".jsonl": "json", ".json": "json"}.get(file.suffix, file.suffix[1:])
-            loaded = datasets.load_dataset(kind, data_files=str(file), split="train")
-        elif file.suffix in (".json", ".jsonl", ".parquet", ".csv"):
-            raise ConfigError(f"task.path={path}: no such file")
-        else:
-            loaded = datasets.load_dataset(path, config)
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"task.path={path}: cannot be loaded ({reason}); give a .json, .jsonl or .parquet "
-            "file, a folder written by save_to_disk, or a hub id that this machine can reach"
-        ) from error
-    if isinstance(loaded, dict):
-        if split not in loaded:
-            raise ConfigError(f"task.split={split}: {path} has {', '.join(loaded)}")
-        loaded = loaded[split]
-    return loaded
-
-
-def _column(row: dict[str, Any], key: str, name: str, path: str) -> Any:
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ConfigError(
-                f"task.{key}={name}: no such column in {path}; it has {', '.join(sorted(row))}"
-            )
-        value = value[part]
-    return value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list) and value:
-        value = value[-1]
-    if isinstance(value, dict):
-        value = value.get("content", value.get("value"))
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return "" if value is None else str(value)
-
-
 def _gold(value: Any) -> str:
-    text = _text(value).strip()
+    text = as_text(value).strip()
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip().replace(",", "")
     boxed = last_box(text)
     text = text if boxed is None else boxed
     return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
-
-
-def _unique(pairs: Any) -> list[tuple[str, str]]:
-    """First of each (question, answer); published training files hold a prompt many times."""
-    return list(dict.fromkeys(pairs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from typing import ClassVar, Literal
+from typing import Literal
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -45,7 +45,7 @@ class PlanCount(Task):
     """
 
     answer_format = "plan_count"
-    response_pattern: ClassVar[str] = r"\d+\+\d+(=\d+\+\d+)*=\d+"
+    response_pattern = r"\d+\+\d+(=\d+\+\d+)*=\d+"
 
     def __init__(
         self,

@@ -1,0 +1,93 @@
+"""Held-out problems that are also training problems."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import warnings
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from lit_reason.batch import Prompt
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.tasks import Task
+
+Encoded = list[tuple[Prompt, list[int]]]
+
+# typographic variants of quotes, minus and multiplication
+_SAME = str.maketrans(dict(zip("\u2018\u2019\u201c\u201d\u2212\u2013", "''\"\"--", strict=True)))
+_SPACING = re.compile(r"\\[,;:!> ]|\\(?:quad|qquad|left|right|displaystyle)(?![a-zA-Z])|[~$]")
+
+
+def normalise(text: str) -> str:
+    r"""A spelling in which copies of a problem are equal.
+
+    Letter case, white space, punctuation, typographic variants and LaTeX's spacing are dropped;
+    digits, letters and mathematical signs stay.
+
+    Example:
+        >>> normalise("What is $1\\,+\\,1$ ?") == normalise("what is 1+1")
+        True
+        >>> normalise("What is 1+1?") == normalise("What is 1-1?")
+        False
+    """
+    text = unicodedata.normalize("NFKC", _SPACING.sub(" ", text)).casefold().translate(_SAME)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # grouped digits
+    # between digits these are part of a number, a ratio or a list
+    text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\s*\d)", "", text)
+    return re.sub(r"[\s;?\"]+", "", text)
+
+
+def without_overlap(
+    training: Encoded, held_out: Encoded, task: Task, val_task: Task, remove: bool
+) -> Encoded:
+    """The training problems that are not held out too; reports how many were.
+
+    Args:
+        training: Training problems.
+        held_out: Held-out problems.
+        task: The training task.
+        val_task: The held-out task; the training task itself has no held-out problems.
+        remove: Leave such problems out of training; otherwise only warn.
+
+    Raises:
+        ConfigError: Every training problem is held out too.
+    """
+    if val_task is task:
+        return training
+    texts = [normalise(val_task.question(p)) for p, _ in held_out]
+    known = set(texts)
+    clean, leaked = [], set()
+    for prompt, ids in training:
+        text = normalise(task.question(prompt))
+        if text in known:
+            leaked.add(text)
+        else:
+            clean.append((prompt, ids))
+    if not leaked:
+        return training
+    count = sum(text in leaked for text in texts)
+    found = (
+        f"{count} of {len(texts)} problems of data.val_task ({count / len(texts):.1%}) are also in "
+        "data.task"
+    )
+    if not remove:
+        warnings.warn(
+            f"data.remove_overlap=false: {found}, so accuracy on them is not on held-out problems; "
+            "set it to true, or choose another split",
+            ConfigWarning,
+            stacklevel=2,
+        )
+        return training
+    if not clean:
+        raise ConfigError(
+            f"data.task: every problem is also in data.val_task ({count} of {len(texts)} there), "
+            "so none is left to train on; choose another split, or set data.remove_overlap to false"
+        )
+    removed = len(training) - len(clean)
+    rank_zero_info(
+        f"{found}; {removed} of {len(training)} training problems ({removed / len(training):.1%}) "
+        "are left out (data.remove_overlap)"
+    )
+    return clean

@@ -1,0 +1,124 @@
+"""Training problems that are held out too are found, reported and left out."""
+
+import json
+
+import pytest
+
+from lit_reason.batch import Prompt
+from lit_reason.contamination import normalise, without_overlap
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.tasks import MathProblems, PlanCount, Task
+from tests.conftest import fails
+from tests.test_configs import arguments
+from tests.test_layouts import shared
+
+
+class Texts(Task):
+    def __init__(self, *texts):
+        self.texts = texts
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        return Prompt(index, self.texts[index], "")
+
+    def verify(self, prompt, text):
+        return False
+
+
+def encoded(task):
+    return [(task[i], [i]) for i in range(len(task))]
+
+
+def clean(task, val_task, remove=True):
+    kept = without_overlap(encoded(task), encoded(val_task), task, val_task, remove)
+    return [prompt.index for prompt, _ in kept]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 1 + 1?", "what is  1+1 ?\n"),
+        ("Let $x\\,=\\,2$.", "Let x=2"),
+        ("\\left( 1, 2 \\right)", "(1,2)"),
+        ("Find \\dfrac{1}{2}.", "find \\frac{1}{2}"),
+        ("Janet\u2019s 1,450 eggs", "Janet's 1450 eggs"),
+        ("a \u2212 b", "a - b"),
+        ("\\quad x\\ y~z", "xyz"),
+    ],
+)
+def test_copies_of_a_problem_are_equal(one, other):
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1.5", "15"),
+        ("1, 5", "15"),
+        ("5!", "5"),
+        ("3:4", "34"),
+        ("x - 1", "x + 1"),
+        ("\\leftarrow x", "arrow x"),
+        ("f'(x)", "f(x)"),
+    ],
+)
+def test_different_problems_stay_different(one, other):
+    assert normalise(one) != normalise(other)
+
+
+def test_overlap_is_left_out_and_its_share_is_logged(caplog):
+    train, held_out = Texts("1+1?", "2+2?", "3 + 3?", "4+4?"), Texts("3+3?", "9+9?", "1+1 ?", "8?")
+    with caplog.at_level("INFO"):
+        assert clean(train, held_out) == [1, 3]
+    assert "2 of 4 problems of data.val_task (50.0%) are also in data.task" in caplog.text
+    assert "2 of 4 training problems (50.0%) are left out" in caplog.text
+
+
+def test_without_removal_it_is_a_warning():
+    train, held_out = Texts("1+1?", "2+2?"), Texts("1+1?")
+    with pytest.warns(ConfigWarning, match=r"remove_overlap=false: 1 of 1 .*\(100\.0%\) are also"):
+        assert clean(train, held_out, remove=False) == [0, 1]
+
+
+def test_nothing_left_to_train_on_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.task: every problem is also in data\.val_task"):
+        clean(Texts("1+1?"), Texts("1+1?", "2+2?"))
+
+
+def test_validation_on_the_training_task_is_no_overlap():
+    task = Texts("1+1?")
+    assert clean(task, task) == [0]
+
+
+def test_the_built_in_splits_do_not_overlap(caplog):
+    train, held_out = PlanCount(), PlanCount("held_out")
+    with caplog.at_level("INFO"):
+        assert len(clean(train, held_out)) == len(train)
+    assert "are also in" not in caplog.text
+
+
+def test_the_question_counts_not_the_prompt_around_it(tmp_path):
+    for name, question in (("a", "What is 1+1?"), ("b", "what is 1 + 1")):
+        row = {"problem": question, "answer": "2"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    train = MathProblems(str(tmp_path / "a.jsonl"), template="dapo")
+    held_out = MathProblems(str(tmp_path / "b.jsonl"), template="r1", chat=True)
+    with pytest.raises(ConfigError, match="every problem"):
+        clean(train, held_out)
+
+
+def test_every_leaked_test_problem_of_gsm8k_is_caught(caplog):
+    train = MathProblems(shared("gsm8k_all"))
+    held_out = MathProblems(shared("gsm8k_test.jsonl"), template="gsm8k")
+    with caplog.at_level("INFO"):
+        assert len(clean(train, held_out)) == 8792 - 1319
+    assert "1319 of 1319 problems" in caplog.text
+
+
+def test_a_run_looks_for_overlap_at_set_up(capsys):
+    """The same split for training and evaluation."""
+    args = [*arguments("grpo"), "--data.val_task.split=train", "--data.val_task.limit=null"]
+    line = fails(capsys, "fit", *args, "--data.task.n_max=3", "--data.val_task.n_max=3")
+    assert "data.task: every problem is also in data.val_task" in line

@@ -1,0 +1,268 @@
+"""Data sets of problems: every kind of file and column layout, read with only a path given."""
+
+import json
+import random
+from pathlib import Path
+
+import datasets
+import pytest
+
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.tasks import MathProblems
+from lit_reason.verifier import Verifier
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+ROWS = [
+    {"problem": "1+1?", "answer": "2"},
+    {"problem": "Half?", "answer": "\\frac{1}{2}"},
+    {"problem": "Braces {x} and {question}?", "answer": "3"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def save(tmp_path, kind, rows):
+    path = tmp_path / f"problems.{kind}"
+    if kind == "jsonl":
+        return write(path, rows)
+    if kind == "json":
+        path.write_text(json.dumps(rows))
+        return str(path)
+    table = datasets.Dataset.from_list(rows)
+    if kind == "parquet":
+        table.to_parquet(str(path))
+    elif kind == "csv":
+        table.to_csv(str(path))
+    elif kind == "folder":
+        table.save_to_disk(str(path))
+    elif kind == "files":
+        path.mkdir()
+        write(path / "train.jsonl", rows)
+    else:
+        datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(str(path))
+    return str(path)
+
+
+def pairs(task):
+    return [(p.question, p.answer) for p in task.problems]
+
+
+KINDS = ["jsonl", "json", "parquet", "csv", "folder", "splits", "files"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_file_gives_the_same_problems(tmp_path, kind, streaming):
+    task = MathProblems(save(tmp_path, kind, ROWS), streaming=streaming)
+    assert pairs(task) == [(r["problem"], r["answer"]) for r in ROWS]
+    assert [task[i].index for i in range(len(task))] == [0, 1, 2]
+    assert {task[i].source for i in range(3)} == {"problems"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_limit_ends_the_reading(tmp_path, streaming, monkeypatch):
+    rows = [{"problem": f"{i}+1?", "answer": i + 1} for i in range(2000)]
+    path = write(tmp_path / "p.jsonl", rows)
+    read = []
+    real = Verifier.state
+    monkeypatch.setattr(Verifier, "state", lambda self, g: read.append(g) or real(self, g))
+    task = MathProblems(path, streaming=streaming, limit=3)
+    assert pairs(task) == [("0+1?", "1"), ("1+1?", "2"), ("2+1?", "3")]
+    assert len(read) == 3
+
+
+def test_a_split_is_chosen_by_name_and_a_wrong_name_lists_the_others(tmp_path):
+    path = save(tmp_path, "splits", ROWS)
+    assert len(MathProblems(path, split="test")) == 1
+    with pytest.raises(ConfigError, match=r"task\.split=dev: .* has train, test"):
+        MathProblems(path, split="dev")
+
+
+CHAT = [{"role": "user", "content": "1+1?"}]
+LAYOUTS = {
+    "dapo": {"prompt": CHAT, "reward_model": {"ground_truth": "2"}, "data_source": "math_dapo"},
+    "gsm8k": {"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"},
+    "math": {"problem": "1+1?", "solution": "It is \\boxed{2}.", "level": "1", "type": "Algebra"},
+    "math500": {"problem": "1+1?", "solution": "\\boxed{3}", "answer": "2", "subject": "Algebra"},
+    "aime": {"ID": "2024-I-1", "Problem": "1+1?", "Solution": "3", "Answer": 2},
+    "amc": {"id": 0, "problem": "1+1?", "answer": 2.0, "question": "1+1?", "url": "-"},
+    "orz": {"prompt": [{"from": "human", "value": "1+1?"}], "final_answer": "2"},
+    "trl": {"prompt": "1+1?", "answer": "2"},
+    "trl_chat": {"prompt": CHAT, "solution": "Hence $\\boxed{2}$."},
+    "trl_truth": {"prompt": "1+1?", "ground_truth": 2},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_recognised_from_the_columns(tmp_path, name):
+    task = MathProblems(write(tmp_path / f"{name}.jsonl", [LAYOUTS[name]]))
+    assert pairs(task) == [("1+1?", "2")]
+    assert task[0].source == ("math_dapo" if name == "dapo" else name)
+    assert task.verify(task[0], "\\boxed{2}")
+
+
+def test_columns_can_be_named_and_missing_ones_are(tmp_path):
+    path = write(tmp_path / "p.jsonl", [{"q": "1+1?", "gold": {"value": "2"}, "from": "me"}])
+    task = MathProblems(path, question="q", answer="gold.value", source="from")
+    assert pairs(task) == [("1+1?", "2")]
+    assert task[0].source == "me"
+    with pytest.raises(ConfigError, match=r"columns from, gold\.value, q are of no known layout"):
+        MathProblems(path)
+    with pytest.raises(ConfigError, match=r"no known layout; set task\.answer$"):
+        MathProblems(path, question="q")
+    for key, value in (("question", "problem"), ("answer", "gold.text"), ("source", "set")):
+        columns = {"question": "q", "answer": "gold.value"} | {key: value}
+        with pytest.raises(ConfigError, match=rf"task\.{key}={value}: .* has from, gold\.value, q"):
+            MathProblems(path, **columns)
+
+
+def test_one_column_named_leaves_the_other_to_the_layout(tmp_path):
+    row = {"problem": "1+1?", "answer": "2", "rewritten": "What is 1+1?"}
+    path = write(tmp_path / "p.jsonl", [row])
+    assert pairs(MathProblems(path, question="rewritten")) == [("What is 1+1?", "2")]
+
+
+def test_system_messages_and_earlier_turns_are_kept(tmp_path):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+2?"},
+        {"role": "assistant", "content": "\\boxed{3}"},
+        {"role": "user", "content": "1+1?"},
+    ]
+    path = write(tmp_path / "p.jsonl", [{"prompt": messages, "answer": "2"}])
+    prompt = MathProblems(path, template="{question} Use \\boxed{}.", chat=True)[0]
+    asked = {"role": "user", "content": "1+1? Use \\boxed{}."}
+    assert prompt.messages == (*messages[:3], asked)
+    plain = MathProblems(path, template="{question} Use \\boxed{}.", system="Hm.")[0]
+    assert plain.messages is None
+    assert plain.text == "Hm.\n\n1+2?\n\n\\boxed{3}\n\n1+1? Use \\boxed{}."
+
+
+def test_a_conversation_that_ends_with_its_answer_is_refused(tmp_path):
+    messages = [*CHAT, {"role": "assistant", "content": "2"}]
+    path = write(tmp_path / "p.jsonl", [{"prompt": messages, "answer": "2"}])
+    with pytest.raises(ConfigError, match=r"task\.question=prompt: .* ends with assistant"):
+        MathProblems(path)
+
+
+def test_worked_solutions_give_the_number_behind_the_marker(tmp_path):
+    """H03: raw GSM8K columns, calculator marks and grouped digits."""
+    row = {"question": "q", "answer": "work <<2*3=6>>6\n#### 1,450"}
+    task = MathProblems(write(tmp_path / "p.jsonl", [row]), answer_format="gsm8k")
+    assert task[0].answer == "1450"
+    assert task.verify(task[0], "so\n#### 1,450")
+    assert not task.verify(task[0], "so\n#### 6")
+
+
+def test_a_solution_column_gives_its_last_box(tmp_path):
+    """H06: the last box of a solution; an answer column as it is."""
+    row = {
+        "problem": "q",
+        "solution": "First \\boxed{90}, in total \\boxed{\\frac{205}{2}}.",
+        "answer": "205",
+    }
+    path = write(tmp_path / "p.jsonl", [row])
+    assert MathProblems(path, answer="solution")[0].answer == "\\frac{205}{2}"
+    assert MathProblems(path)[0].answer == "205"
+
+
+def test_repeated_problems_are_merged_in_stable_order_and_counted(tmp_path, caplog):
+    """H01, H02: each problem once; the same text with another answer is another problem."""
+    rows = [ROWS[i] for i in (0, 1, 2)] * 30 + [{"problem": "1+1?", "answer": "3"}]
+    random.Random(0).shuffle(rows)
+    first = list(dict.fromkeys((r["problem"], r["answer"]) for r in rows))
+    path = write(tmp_path / "p.jsonl", rows)
+    with caplog.at_level("INFO"):
+        assert pairs(MathProblems(path)) == first
+    assert "4 different problems; 87 rows repeat one" in caplog.text
+    assert len(first) == 4
+    assert pairs(MathProblems(path, limit=2)) == first[:2]
+
+
+@pytest.mark.parametrize(
+    ("given", "gold"),
+    [(27.0, "27"), (27, "27"), (0.5, "0.5"), (-3.0, "-3"), ("27.0", "27"), (1e6, "1000000")],
+)
+def test_numeric_answers_are_written_as_a_person_would(tmp_path, given, gold):
+    """A47: integers stored as floats."""
+    path = write(tmp_path / "p.jsonl", [{"problem": "q", "answer": given}])
+    task = MathProblems(path)
+    assert task[0].answer == gold
+    assert task.verify(task[0], f"\\boxed{{{gold}}}")
+
+
+def test_golds_that_no_response_could_match_are_left_out_and_counted(tmp_path):
+    """H07, A46: an unusable gold must not pay reward, nor train on a certain failure."""
+    rows = [*ROWS, {"problem": "q", "answer": ""}, {"problem": "r", "answer": None}]
+    path = write(tmp_path / "p.jsonl", rows)
+    with pytest.warns(ConfigWarning, match=r"2 of 5 gold answers .*answer_format=boxed"):
+        assert len(MathProblems(path)) == 3
+    write(tmp_path / "p.jsonl", rows[3:])
+    with pytest.warns(ConfigWarning), pytest.raises(ConfigError, match="holds no problem"):
+        MathProblems(path)
+
+
+NOWHERE = ["missing.jsonl", "missing.json", "missing.parquet", "missing.csv", "a/b/c"]
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+def test_a_path_that_does_not_exist_says_what_would(name):
+    with pytest.raises(ConfigError, match=rf"^task\.path={name}: .*\.?") as error:
+        MathProblems(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_says_why_in_one_line(tmp_path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text("{not json")
+    with pytest.raises(ConfigError, match=r"task\.path=.*broken\.jsonl: cannot be loaded") as error:
+        MathProblems(str(path))
+    assert "\n" not in str(error.value)
+    other = tmp_path / "problems.xlsx"
+    other.write_text("")
+    with pytest.raises(ConfigError, match=r"problems\.xlsx: not one of the kinds \.jsonl, \.json"):
+        MathProblems(str(other))
+
+
+# --- data sets of other people, read where they lie -----------------------------------------------
+
+
+def shared(name):
+    if not (SHARED / name).exists():
+        pytest.skip(f"{name} does not lie beside the repository")
+    return str(SHARED / name)
+
+
+FORMS = {"boxed": "\\boxed{%s}", "answer": "Answer: %s", "gsm8k": "#### %s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "answer_format", "source"),
+    [
+        ("gsm8k_test.jsonl", 1319, "boxed", "gsm8k_test"),
+        ("gsm8k_all", 8792, "boxed", "gsm8k_all"),
+        ("aime-2024.parquet", 30, "answer", "math_dapo"),
+        ("math500.json", 500, "boxed", "math500"),
+        ("amc23.jsonl", 40, "boxed", "amc23"),
+    ],
+)
+def test_published_data_sets_load_with_only_their_path(name, size, answer_format, source):
+    """H02, H03, H07: no gold is left out, each is right about itself and wrong about another."""
+    task = MathProblems(shared(name))
+    assert (len(task), task.answer_format) == (size, answer_format)
+    for i in range(0, len(task), max(len(task) // 100, 1)):
+        prompt = task[i]
+        assert prompt.text.strip()
+        assert prompt.source == source
+        assert "<<" not in prompt.answer
+        assert task.verify(prompt, FORMS[answer_format] % prompt.answer), prompt.answer
+        assert not task.verify(prompt, FORMS[answer_format] % "31415.92"), prompt.answer
