@@ -222,9 +222,10 @@ class Scores(torch.nn.Module):
         self.logprobs = torch.nn.Parameter(torch.tensor(logprobs))
 
 
-def one_step(terms, rollout, logprobs, **fields):
+def one_step(terms, rollout, logprobs, left_behind=None, **fields):
     """Losses and gradient of one step of a network that outputs `logprobs`."""
     network = Scores(logprobs)
+    network.logprobs.grad = left_behind
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     for term in terms.values():
         term.aggregation = term.aggregation or TokenMean()
@@ -243,6 +244,13 @@ def test_the_lm_loss_enters_with_mu():
     assert stats["loss/lm"] == 1
     expected = torch.tensor([[-0.05, -0.05], [0.0, 0.0]])
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_gradient_left_behind_does_not_enter_the_step():
+    rollout, terms = batch([[1, 1]], correct=torch.tensor([True])), {"lm": PositiveExampleLM(1.0)}
+    left_behind = torch.full((1, 2), 7.0)
+    _, gradient = one_step(terms, rollout, [[-1.0, -1.0]], left_behind)
+    torch.testing.assert_close(gradient, torch.full((1, 2), -0.5))
 
 
 class Infinite(LossTerm):
