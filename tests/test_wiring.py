@@ -123,6 +123,17 @@ def test_group_relative_outcome_and_process():
     torch.testing.assert_close(out.advantages, expected, **near)
 
 
+def test_dr_grpo_does_not_scale_outcomes_and_padding_is_no_missing_signal():
+    """§11: [1,0,0,1,1] less its mean; a response is without signal only if all its tokens are."""
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0]]).T
+    rewards = torch.cat([rewards, torch.zeros(5, 1)], 1)
+    out = GroupRelative(scale_by_std=False)(batch([[1, 0]] * 5), rewards, None)
+    expected = torch.tensor([0.4, -0.6, -0.6, 0.4, 0.4])
+    torch.testing.assert_close(out.advantages[:, 0], expected, **near)
+    assert (out.advantages[:, 1] == 0).all()
+    assert (out.stats["advantage/zero_fraction"] == 0).all()
+
+
 @PROPERTY
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 24)), min_size=2, max_size=8))
 def test_every_group_that_dynamic_sampling_keeps_has_an_advantage(responses):
@@ -161,6 +172,9 @@ def test_the_clip_bounds_are_not_swapped():
     stats = term.stats(e, outputs)
     assert stats["clip_fraction_high"].tolist() == [[0, 1, 0, 0, 0]]
     assert stats["clip_fraction_low"].tolist() == [[0, 0, 1, 0, 0]]
+    torch.testing.assert_close(stats["ratio"], ratio, **near)
+    # k3 of KL(old ‖ new), estimated on tokens of the old policy: r - log r - 1
+    torch.testing.assert_close(stats["approx_kl"], ratio - ratio.log() - 1, **near)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +204,13 @@ def test_the_value_clip_takes_the_maximum_and_rests_in_warm_up():
     e.phase = "value_warmup"
     torch.testing.assert_close(term.loss(e, values), torch.tensor([[0.005, 1.125]]), **near)
     assert term.stats(e, values) == {}
+
+
+def test_actor_and_critic_train_on_tokens_of_their_own():
+    rollout = batch([[1, 1]])
+    rollout.loss_mask[0, 0], rollout.value_mask[0, 1] = False, False
+    assert ClippedSurrogate().mask(experience(rollout)).tolist() == [[False, True]]
+    assert ValueLoss().mask(experience(rollout)).tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize(
@@ -223,9 +244,10 @@ class Scores(torch.nn.Module):
         self.logprobs = torch.nn.Parameter(torch.tensor(logprobs))
 
 
-def one_step(terms, rollout, logprobs, **fields):
+def one_step(terms, rollout, logprobs, left_behind=None, **fields):
     """Losses and gradient of one step of a network that outputs `logprobs`."""
     network = Scores(logprobs)
+    network.logprobs.grad = left_behind
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     for term in terms.values():
         term.aggregation = term.aggregation or TokenMean()
@@ -244,6 +266,13 @@ def test_the_lm_loss_enters_with_mu():
     assert stats["loss/lm"] == 1
     expected = torch.tensor([[-0.05, -0.05], [0.0, 0.0]])
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_gradient_left_behind_does_not_enter_the_step():
+    rollout, terms = batch([[1, 1]], correct=torch.tensor([True])), {"lm": PositiveExampleLM(1.0)}
+    left_behind = torch.full((1, 2), 7.0)
+    _, gradient = one_step(terms, rollout, [[-1.0, -1.0]], left_behind)
+    torch.testing.assert_close(gradient, torch.full((1, 2), -0.5))
 
 
 class Infinite(LossTerm):
