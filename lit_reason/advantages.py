@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,11 +72,13 @@ class GAE(AdvantageEstimator):
 
     Args:
         gamma: Discount γ.
-        lam_policy: λ of the policy's advantages; used when `alpha` is null.
+        lam_policy: λ of the policy's advantages; null is 0.95 where `alpha` is null too.
         lam_critic: λ of the critic's targets; 1 is the Monte-Carlo return.
         alpha: α of the length-adaptive λ; null uses `lam_policy`.
         lambda_min: Lower bound of the length-adaptive λ. The formula is negative for l < 1/α.
-        whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout.
+        whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout; "std"
+            divides by the deviation only, so that every advantage keeps its sign. Targets never
+            change.
     """
 
     needs_critic = True
@@ -83,12 +86,18 @@ class GAE(AdvantageEstimator):
     def __init__(
         self,
         gamma: float = 1.0,
-        lam_policy: float = 0.95,
+        lam_policy: float | None = None,
         lam_critic: float = 1.0,
         alpha: float | None = None,
         lambda_min: float = 0.0,
-        whiten: bool = False,
+        whiten: bool | Literal["std"] = False,
     ) -> None:
+        if alpha is not None and lam_policy is not None:
+            raise ConfigError(
+                f"model.advantage.lam_policy={lam_policy}: would have no effect, alpha={alpha} "
+                "makes λ_policy follow the length; set one of the two to null"
+            )
+        lam_policy = 0.95 if lam_policy is None else lam_policy
         unit = {
             "gamma": gamma,
             "lam_policy": lam_policy,
@@ -102,7 +111,7 @@ class GAE(AdvantageEstimator):
             raise ConfigError(
                 "model.advantage.lambda_min=1: must be below 1; set alpha=null, lam_policy=1"
             )
-        if alpha is not None and alpha <= 0:
+        if alpha is not None and not 0 < alpha < math.inf:
             raise ConfigError(
                 f"model.advantage.alpha={alpha}: must be above 0, or null to use lam_policy"
             )
@@ -123,7 +132,9 @@ class GAE(AdvantageEstimator):
         targets = gae(rewards, values, mask, self.gamma, self.lam_critic)
         returns = zero_outside(targets + values, mask)
         if self.whiten:
-            advantages = masked_whiten(advantages, rollout.loss_mask, reduce=self.reduce)
+            advantages = masked_whiten(
+                advantages, rollout.loss_mask, self.whiten != "std", reduce=self.reduce
+            )
         return Advantages(advantages, returns, {"gae/lambda": lam})
 
     def policy_lambda(self, rollout: RolloutBatch) -> Tensor:
@@ -137,6 +148,8 @@ class GAE(AdvantageEstimator):
 class GroupRelative(AdvantageEstimator):
     """Rewards normalised within the group of responses to one prompt (GRPO §4.1.2-3).
 
+    Unscored responses are no part of their group; a group of one has advantage 0.
+
     With per-token reward terms (process supervision) all step rewards of a group are normalised
     together and a token's advantage is the sum of those at or after it.
 
@@ -149,12 +162,12 @@ class GroupRelative(AdvantageEstimator):
 
     def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
-        mask, ids = rollout.response_mask, rollout.group_ids
+        mask, ids, scored = rollout.response_mask, rollout.group_ids, rollout.scored
         if bool(rollout.step_mask.any()):
-            steps = rollout.step_mask
+            steps = rollout.step_mask & scored[:, None]
             advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)
         else:
-            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std)
+            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std, valid=scored)
             advantages = zero_outside(scores[:, None].expand_as(rewards), mask)
         zero = (advantages == 0).all(dim=1).float()
         return Advantages(advantages, None, {"advantage/zero_fraction": zero})

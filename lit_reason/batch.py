@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Prompt:
         answer: The gold answer that `Task.verify` compares with.
         messages: Chat messages; when given, the tokenizer's chat template renders them.
         source: Name of the data set that the problem is from; evaluation reports by it.
+        columns: Other columns of the problem's row, for reward functions.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Prompt:
     answer: str
     messages: tuple[dict[str, str], ...] | None = None
     source: str = ""
+    columns: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,11 @@ class Group:
         prompt_ids: Its tokens.
         responses: G samples of the current policy.
         verdicts: The task's verdict on each response.
-        rewards: Sum of the outcome reward terms of each response.
+        rewards: Sum of the outcome reward terms of each response, 0 where it is unscored.
         token_rewards: Sum of the per-token reward terms, one row a response; `None` without any.
-        terms: The outcome terms one by one, for the log.
+        terms: The outcome terms one by one, for the log; `None` where a term gave no value.
+        scored: Whether a reward term gave the response a value. One without does not train, and
+            its group is judged without it. Empty stands for all.
     """
 
     prompt: Prompt
@@ -80,12 +84,22 @@ class Group:
     verdicts: list[Verdict]
     rewards: list[float]
     token_rewards: list[list[float | None]] | None = None
-    terms: dict[str, list[float]] = field(default_factory=dict)
+    terms: dict[str, list[float | None]] = field(default_factory=dict)
+    scored: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scored = self.scored or [True] * len(self.responses)
 
     @property
     def correct(self) -> list[bool]:
         """Whether each response is right."""
         return [verdict.correct for verdict in self.verdicts]
+
+    @property
+    def uniform(self) -> bool | None:
+        """The verdict that all scored responses share; `None` if they differ or none is scored."""
+        seen = {c for c, scored in zip(self.correct, self.scored, strict=True) if scored}
+        return seen.pop() if len(seen) == 1 else None
 
 
 class _Rows:
@@ -114,23 +128,30 @@ class RolloutBatch(_Rows):
     """What the rollout engine produced and the task judged.
 
     Callbacks may edit `loss_mask`, `value_mask`, `loss_weight` and `rewards` before the update.
+    Both masks start as `response_mask` of the scored responses.
 
     Attributes:
         prompt_ids: (B, P) int64, left-padded.
         prompt_mask: (B, P) bool.
         response_ids: (B, T) int64, right-padded.
         response_mask: (B, T) bool: the token was sampled (end token included). Never edited.
-        loss_mask: (B, T) bool: the token trains the actor. Starts as `response_mask`.
-        value_mask: (B, T) bool: the token trains the critic. Starts as `response_mask`.
+        loss_mask: (B, T) bool: the token trains the actor.
+        value_mask: (B, T) bool: the token trains the critic.
         loss_weight: (B,) float32, multiplies the row's loss but not its normaliser. Starts as ones.
-        rewards: (B,) float32: sum of the outcome reward terms.
+        rewards: (B,) float32: sum of the outcome reward terms, 0 where there is none.
         token_rewards: (B, T) float32: sum of the per-token reward terms, 0 where there is none.
         step_mask: (B, T) bool: a per-token term judged this position.
         correct: (B,) bool: the response is right. Filters and metrics read it, nobody edits it.
         truncated: (B,) bool: no end token within the budget.
+        scored: (B,) bool: a reward term gave the response a value. Read by whatever compares
+            rewards; the others are not part of their group's statistics.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
+        answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
+            evaluation only.
         temperature: The sampling temperature, at which log-probs are scored.
+        prompts: B problems.
+        texts: B decoded responses, as the task judged them.
         verdicts: B verdicts of the task, with status and extracted answer.
         policy_version: Number of rollouts the generating policy had been trained on.
         stats: Scalars to log about the generation (a DataModule cannot log).
@@ -148,9 +169,13 @@ class RolloutBatch(_Rows):
     step_mask: Tensor
     correct: Tensor
     truncated: Tensor
+    scored: Tensor
     group_ids: Tensor
     prompt_index: Tensor
+    answer_ids: Tensor | None = None
     temperature: float = 1.0
+    prompts: tuple[Prompt, ...] = ()
+    texts: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     policy_version: int = 0
     stats: dict[str, float] = field(default_factory=dict)
@@ -160,9 +185,10 @@ class RolloutBatch(_Rows):
 
     def __getitem__(self, rows: Tensor) -> RolloutBatch:
         chosen = super().__getitem__(rows)
-        if self.verdicts:
-            numbers = torch.arange(len(self))[rows.cpu()]
-            chosen.verdicts = tuple(self.verdicts[i] for i in numbers.tolist())
+        numbers = torch.arange(len(self))[rows.cpu()].tolist()
+        for name in ("prompts", "texts", "verdicts"):
+            column = getattr(self, name)
+            setattr(chosen, name, tuple(column[i] for i in numbers) if column else ())
         return chosen
 
     @property
@@ -185,21 +211,26 @@ class RolloutBatch(_Rows):
         # flipping twice turns right padding into left padding
         flipped, mask = _pad_right([groups[g].prompt_ids[::-1] for g, _ in rows], pad_id)
         token_rewards, step_mask = _pad_token_rewards(groups, rows, response_mask)
+        scored = torch.tensor([groups[g].scored[r] for g, r in rows])
+        trains = response_mask & scored[:, None]
         return cls(
             prompt_ids=flipped.flip(1),
             prompt_mask=mask.flip(1),
             response_ids=response_ids,
             response_mask=response_mask,
-            loss_mask=response_mask.clone(),
-            value_mask=response_mask.clone(),
+            loss_mask=trains,
+            value_mask=trains.clone(),
             loss_weight=torch.ones(len(rows)),
             rewards=torch.tensor([float(groups[g].rewards[r]) for g, r in rows]),
             token_rewards=token_rewards,
             step_mask=step_mask,
             correct=torch.tensor([groups[g].verdicts[r].correct for g, r in rows]),
             truncated=torch.tensor([r.truncated for r in responses]),
+            scored=scored,
             group_ids=torch.tensor([g for g, _ in rows]),
             prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
+            prompts=tuple(groups[g].prompt for g, _ in rows),
+            texts=tuple(r.text for r in responses),
             verdicts=tuple(groups[g].verdicts[r] for g, r in rows),
             **extra,
         )
@@ -231,6 +262,19 @@ class Experience(_Rows):
 
     def __len__(self) -> int:
         return len(self.rollout)
+
+
+class Prediction(NamedTuple):
+    """What `predict` returns for a batch.
+
+    Attributes:
+        rollout: Judged responses.
+        logprobs: (B,) float32: the log-probability of each response under the model at temperature
+            1, summed over its tokens, the end token included.
+    """
+
+    rollout: RolloutBatch
+    logprobs: Tensor
 
 
 def trim(rollout: RolloutBatch) -> tuple[int, int]:

@@ -43,12 +43,23 @@ def _check_critic(module: ReasonModule) -> None:
             f"model.value={type(module.value).__name__}: would have no effect, model.advantage="
             f"{estimator} uses no critic; set model.value to null"
         )
-    for key in ("critic_epochs", "critic_minibatch_size"):
-        value = getattr(module.update, key)
-        if module.value is None and value is not None:
-            raise ConfigError(
-                f"model.update.{key}={value}: would have no effect without a critic; set it to null"
-            )
+
+
+def check_no_critic(settings: dict[str, object]) -> None:
+    """Refuses settings of a critic that does not exist.
+
+    Args:
+        settings: Keys of the module with what was given for them.
+
+    Raises:
+        ConfigError: Names all that are set.
+    """
+    given = [f"model.{key}" for key, value in settings.items() if value is not None]
+    if given:
+        them = "it" if len(given) == 1 else "them"
+        raise ConfigError(
+            f"{', '.join(given)}: would have no effect without a critic; set {them} to null"
+        )
 
 
 def _check_reference(module: ReasonModule) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
-from zipfile import is_zipfile
 
+import lightning
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -27,13 +28,24 @@ from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError
-from lit_reason.explain import explain, nested_reason, read_configs
+from lit_reason.explain import explain, nested_reason, parameters
+from lit_reason.given import full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
 from lit_reason.run_dir import choose_run_dir, claim, give_back
+from lit_reason.trainer_checks import (
+    check_checkpoint,
+    check_length,
+    check_manual_optimization,
+    check_precision,
+    check_seed,
+)
 
-PRECISIONS = ("32-true", "32", "bf16-mixed")
+Sections = dict[str, type]
+REASON: Sections = {"model": ReasonModule, "data": RolloutDataModule}
+COLD_START: Sections = {"model": ColdStart, "data": Demonstrations}
+LIGHTNING = Path(lightning.__file__).parent
 
 
 class ReasonParser(LightningArgumentParser):
@@ -41,6 +53,7 @@ class ReasonParser(LightningArgumentParser):
 
     arguments: ClassVar[list[str]] = []  # of this process, for messages
     keys: ClassVar[dict[str, Any]] = {}  # of the subcommand, with their types
+    foreign: ClassVar[dict[str, str]] = {}  # keys of the other kind of subcommand, with its name
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # an abbreviated key would be taken for the one it begins
@@ -49,7 +62,7 @@ class ReasonParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message without the usage text, and exits with 2."""
         del ex
-        sys.stderr.write(f"error: {explain(message, self.arguments, self.keys)}\n")
+        sys.stderr.write(f"error: {explain(message, self.arguments, self.keys, self.foreign)}\n")
         self.exit(2)
 
 
@@ -103,12 +116,22 @@ class ReasonCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would load the whole checkpoint for hyper-parameters it lacks."""
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses, and refuses the seed before Lightning sets it."""
+        super().parse_arguments(parser, args)
+        check_seed(self.config[self.config["subcommand"]].get("seed_everything"))
+
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
         check_precision(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
+        if self.subcommand == "fit":
+            data = config.data
+            check_length(
+                config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
+            )
         check_checkpoint(config.get("ckpt_path"))
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
@@ -165,61 +188,6 @@ class ReasonCLI(LightningCLI):
         return [MetricsFile(run_dir), *(x for x in as_list(given) if x is not True)]
 
 
-def check_precision(trainer: Any) -> None:
-    """Refuses precisions that would round rewards, advantages or small updates away.
-
-    Raises:
-        ConfigError: Neither 32-true nor bf16-mixed.
-    """
-    precision = trainer.get("precision")
-    if precision is not None and str(precision) not in PRECISIONS:
-        raise ConfigError(
-            f"trainer.precision={precision}: not available, half precision rounds rewards, "
-            "advantages and small updates away; choose 32-true or bf16-mixed"
-        )
-
-
-def check_manual_optimization(trainer: Any) -> None:
-    """Refuses Trainer settings that manual optimization cannot honour.
-
-    Raises:
-        ConfigError: The first such setting.
-    """
-    clip, accumulate = trainer.get("gradient_clip_val"), trainer.get("accumulate_grad_batches", 1)
-    if clip is not None:
-        raise ConfigError(
-            f"trainer.gradient_clip_val={clip}: not available, each network is clipped on its own; "
-            f"set model.update.max_grad_norm={clip}"
-        )
-    if accumulate != 1:
-        raise ConfigError(
-            f"trainer.accumulate_grad_batches={accumulate}: not available; "
-            "set model.update.micro_batch_size to the responses that fit into memory"
-        )
-    if trainer.get("max_steps", -1) != -1:
-        raise ConfigError(
-            f"trainer.max_steps={trainer.max_steps}: would count the steps of every optimizer; set "
-            "trainer.max_epochs and data.rollouts_per_epoch"
-        )
-
-
-def check_checkpoint(path: str | None) -> None:
-    """Refuses a checkpoint that does not exist or was not written to its end.
-
-    Raises:
-        ConfigError: The path names no file or folder, or a file that is no checkpoint.
-    """
-    if not path or path in ("best", "last", "hpc"):
-        return
-    if not Path(path).exists():
-        raise ConfigError(f"ckpt_path={path}: no such file; checkpoints are in RUN_DIR/checkpoints")
-    if Path(path).is_file() and not is_zipfile(path):
-        raise ConfigError(
-            f"ckpt_path={path}: not a checkpoint, or one whose writing was interrupted; others are "
-            "in RUN_DIR/checkpoints"
-        )
-
-
 def build(args: list[str]) -> LightningCLI:
     """Parses the arguments and runs the subcommand."""
     common: dict[str, Any] = {
@@ -230,8 +198,10 @@ def build(args: list[str]) -> LightningCLI:
         "parser_kwargs": {"prog": "lit_reason", "version": __version__},
     }
     if args[0] == "cold_start":
+        ReasonParser.foreign = foreign_keys("fit", REASON, COLD_START)
         common["args"] = ["fit", *args[1:]]
         return ReasonCLI(ColdStart, Demonstrations, seed_everything_default=0, **common)
+    ReasonParser.foreign = foreign_keys("cold_start", COLD_START, REASON)
     return ReasonCLI(
         ReasonModule,
         RolloutDataModule,
@@ -241,6 +211,15 @@ def build(args: list[str]) -> LightningCLI:
     )
 
 
+def foreign_keys(subcommand: str, of: Sections, own: Sections) -> dict[str, str]:
+    """Keys that only the classes of another subcommand take, each with the subcommand's name."""
+    return {
+        f"{section}.{key}": subcommand
+        for section, cls in of.items()
+        for key in parameters([cls]) - parameters([own[section]])
+    }
+
+
 def run(args: list[str]) -> LightningCLI:
     """`build`, with the user's mistakes reported in one line and exit status 2."""
     quiet_lightning()
@@ -248,14 +227,25 @@ def run(args: list[str]) -> LightningCLI:
     try:
         read_configs(args)
         return build(args)
-    except ValueError as error:
-        reason = str(error) if isinstance(error, ConfigError) else nested_reason(str(error))
+    except Exception as error:
+        reason = reason_of(error)
         if reason is None:
             raise
-        sys.stderr.write(f"error: {reason}\n")
+        sys.stderr.write(f"error: {full_key(reason, settings(args))}\n")
         raise SystemExit(2) from None
     finally:
         give_back()
+
+
+def reason_of(error: Exception) -> str | None:
+    """The one line to show for an exception; `None` for one that deserves its traceback."""
+    if isinstance(error, ConfigError | FloatingPointError):
+        return str(error)
+    if isinstance(error, MisconfigurationException | ValueError | TypeError):
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if Path(raised_in).is_relative_to(LIGHTNING):
+            return f"trainer: {str(error).strip().splitlines()[0]}"
+    return nested_reason(str(error)) if isinstance(error, ValueError) else None
 
 
 def quiet_lightning() -> None:

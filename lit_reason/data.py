@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -16,11 +17,12 @@ from lightning.pytorch import LightningDataModule
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.contamination import without_overlap
 from lit_reason.encoding import encode_prompts
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
 from lit_reason.filters import GroupFilter
-from lit_reason.judge import judge, reward
+from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
-from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
+from lit_reason.scores import answer_classes, source_key
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -45,12 +47,15 @@ class RolloutDataModule(LightningDataModule):
         group_size: Responses to each prompt (G).
         groups_per_round: Prompts generated at once while refilling; null takes
             `groups_per_rollout`.
-        max_rounds: Most rounds of generation for one rollout.
+        max_rounds: Most rounds of generation for one rollout; null is 10 with a filter, 1 without.
         rollouts_per_epoch: Length of a Lightning epoch: validation, checkpoints and schedules of
             callbacks count epochs.
         sampling: How training responses are drawn.
-        val_sampling: How responses to held-out problems are drawn; null takes `sampling`.
-        val_samples: Responses to each held-out problem (k of avg@k and pass@k).
+        val_sampling: How responses to held-out problems are drawn; what is null, or all of it,
+            is as in `sampling`.
+        val_samples: Responses to each held-out problem (k of avg@k and maj@k, n of pass@k).
+        val_pass_k: The k of pass@k, each at most `val_samples`; null takes powers of two and
+            `val_samples`.
         val_groups_per_batch: Held-out problems generated at once.
         remove_overlap: Leave training problems out that are held out too; false only warns of them.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
@@ -68,11 +73,12 @@ class RolloutDataModule(LightningDataModule):
         groups_per_rollout: int = 64,
         group_size: int = 16,
         groups_per_round: int | None = None,
-        max_rounds: int = 10,
+        max_rounds: int | None = None,
         rollouts_per_epoch: int = 10,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
-        val_sampling: Sampling | None = None,
+        val_sampling: ValSampling | None = None,
         val_samples: int = 8,
+        val_pass_k: list[int] | None = None,
         val_groups_per_batch: int = 64,
         remove_overlap: bool = True,
         max_prompt_length: int | None = None,
@@ -95,32 +101,48 @@ class RolloutDataModule(LightningDataModule):
         self.group_filter = group_filter
         self.groups_per_rollout, self.group_size = groups_per_rollout, group_size
         self.groups_per_round = groups_per_round or groups_per_rollout
-        self.max_rounds, self.rollouts_per_epoch = max_rounds, rollouts_per_epoch
-        self.sampling, self.val_sampling = sampling, val_sampling or sampling
+        self.max_rounds = max_rounds or (1 if group_filter is None else 10)
+        self.rollouts_per_epoch = rollouts_per_epoch
+        self.sampling, self.val_sampling = sampling, (val_sampling or ValSampling()).over(sampling)
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
+        self.val_pass_k = val_pass_k
+        self.val_sources: tuple[str, ...] = ()  # names of the held-out data sets
         self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
+        self._check_sampling()
+        if group_filter is None:
+            _refuse_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
-            raise ConfigError("data.rewards={}: no term is left; add for example Correctness")
+            raise ConfigError(
+                "data.rewards: no term is left; add one, for example "
+                "--data.rewards.correctness=Correctness"
+            )
+        if "unscored" in self.rewards:
+            raise ConfigError("data.rewards.unscored: a metric has this name; choose another")
         if self.group_filter is not None and self.group_size == 1:
             raise ConfigError(
                 f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
                 "the responses of a group and would drop every one; choose at least 2"
             )
-        if self.group_filter is None and groups_per_round is not None:
-            raise ConfigError(
-                f"data.groups_per_round={groups_per_round}: has no effect without "
-                "data.group_filter; set it to null"
-            )
-        if self.max_rounds * self.groups_per_round < self.groups_per_rollout:
+        if (
+            self.group_filter is not None
+            and self.max_rounds * self.groups_per_round < self.groups_per_rollout
+        ):
             raise ConfigError(
                 f"data.groups_per_round={groups_per_round}: max_rounds={self.max_rounds} rounds "
                 f"cannot fill groups_per_rollout={self.groups_per_rollout}; choose at least "
                 f"{-(-self.groups_per_rollout // self.max_rounds)}"
+            )
+
+    def _check_sampling(self) -> None:
+        if any(not 1 <= k <= self.val_samples for k in self.val_pass_k or ()):
+            raise ConfigError(
+                f"data.val_pass_k={self.val_pass_k}: each must lie between 1 and data.val_samples="
+                f"{self.val_samples}"
             )
         if self.sampling.temperature == 0:
             raise ConfigError(
@@ -145,21 +167,27 @@ class RolloutDataModule(LightningDataModule):
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         for term in self.rewards.values():
+            term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+        if stage == "fit":
+            prompts = self._encode(self.task, self.sampling, "task")
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
+        self.val_sources = tuple(sorted({source_key(p.source) for p, _ in self.val_prompts}))
         if stage == "fit":
             self.prompts = without_overlap(
-                self._encode(self.task, self.sampling, "task"),
-                self.val_prompts,
-                self.task,
-                self.val_task,
-                self.remove_overlap,
+                prompts, self.val_prompts, self.task, self.val_task, self.remove_overlap
             )
             self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
         limit = self.backbone.context_length
         budget = None if limit is None else limit - sampling.max_new_tokens
+        if budget is not None and budget < 1:
+            name = "sampling" if key == "task" else "val_sampling"
+            raise ConfigError(
+                f"data.{name}.max_new_tokens={sampling.max_new_tokens}: leaves no room for a "
+                f"prompt in the model's context of {limit} tokens; lower it"
+            )
         return encode_prompts(task, self.backbone.tokenizer, self.max_prompt_length, budget, key)
 
     def _check_prompts(self) -> None:
@@ -222,6 +250,7 @@ class RolloutDataModule(LightningDataModule):
         batch.loss_mask[len(kept) * self.group_size :] = False
         batch.stats = {
             **self._terms([*kept, *filled]),
+            **verdict_shares([*kept, *surplus, *dropped], self.task),
             **self._statistics(kept, dropped, rounds, len(filled), len(surplus)),
             "time/rollout": time.perf_counter() - started,
         }
@@ -233,26 +262,35 @@ class RolloutDataModule(LightningDataModule):
             return
         correct = torch.tensor([g.correct for g in groups])
         rewards = torch.tensor([g.rewards for g in groups])
-        keep = self.group_filter(correct, rewards)
+        scored = torch.tensor([g.scored for g in groups])
+        with blaming("data.group_filter", self.group_filter):
+            keep = self.group_filter(correct, rewards, scored)
+        if keep.shape != (len(groups),):
+            raise ConfigError(
+                f"data.group_filter: {type(self.group_filter).__name__} returned shape "
+                f"{tuple(keep.shape)}, expected one decision for each of {len(groups)} groups"
+            )
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)
 
     def _terms(self, groups: list[Group]) -> dict[str, float]:
-        """Mean of each outcome term over the batch; the same keys on every rank."""
-        terms = {name: [v for g in groups for v in g.terms.get(name, ())] for name in self.rewards}
-        return {f"reward/{name}": sum(v) / len(v) for name, v in terms.items() if v}
+        """Mean of each outcome term over the responses that have it; nan if none has."""
+        means = {}
+        for name in groups[0].terms:
+            values = [v for g in groups for v in g.terms[name] if v is not None]
+            means[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
+        return means
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
     ) -> dict[str, float]:
         stats: dict[str, float] = {}
         if self.group_filter is not None:
-            right = sum(all(g.correct) for g in dropped)
             stats |= {
                 "groups/kept": float(len(kept)),
                 "groups/dropped": float(len(dropped)),
-                "groups/dropped_all_right": float(right),
-                "groups/dropped_all_wrong": float(sum(not any(g.correct) for g in dropped)),
+                "groups/dropped_all_right": float(sum(g.uniform is True for g in dropped)),
+                "groups/dropped_all_wrong": float(sum(g.uniform is False for g in dropped)),
                 "groups/rounds": float(rounds),
                 "groups/filled": float(filled),
                 "groups/surplus": float(surplus),
@@ -268,7 +306,14 @@ class RolloutDataModule(LightningDataModule):
         seed: int,
         rewards: dict[str, Reward],
     ) -> list[Group]:
-        responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
+        with blaming("data.engine", self.engine):
+            responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
+        if [len(answers) for answers in responses] != [samples] * len(prompts):
+            raise ConfigError(
+                f"data.engine: {type(self.engine).__name__} returned "
+                f"{[len(answers) for answers in responses]} responses for {len(prompts)} prompts, "
+                f"expected {samples} for each"
+            )
         enter_stage(self.trainer, "scoring")
         verdicts = judge([prompt for prompt, _ in prompts], responses, task)
         return [
@@ -324,6 +369,10 @@ class RolloutDataModule(LightningDataModule):
             policy_version=self.engine.module.policy_version,
         )
         rollout.prompt_index[real * self.val_samples :] = -1
+        with blaming("data.val_task", self.val_task):
+            same = self.val_task.same_answers
+            classes = answer_classes([group.verdicts for group in groups], same)
+        rollout.answer_ids = torch.tensor([number for group in classes for number in group])
         return rollout
 
     def _longest_share(self) -> int:
@@ -333,6 +382,14 @@ class RolloutDataModule(LightningDataModule):
     def evaluation_batches(self) -> int:
         """Batches of held-out problems on each rank."""
         return -(-self._longest_share() // self.val_groups_per_batch)
+
+
+def _refuse_without_filter(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise ConfigError(
+                f"data.{name}={value}: has no effect without data.group_filter; set it to null"
+            )
 
 
 @lru_cache(maxsize=2)

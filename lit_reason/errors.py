@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
 def blaming(key: str, part: object) -> Iterator[None]:
     """Turns an exception in a part that the user wrote into one line: what was raised, and where.
 
+    What no code of the user's had a part in keeps its traceback.
+
     Args:
         key: The key that names the part.
         part: The part.
@@ -40,8 +43,24 @@ def blaming(key: str, part: object) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if _is_users(frame.filename)]
+        if not own and type(part).__module__.startswith("lit_reason."):
+            raise
+        # in the user's own file, rather than deep inside a library that it calls
+        last = (own or frames)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
         raise ConfigError(
             f"{key}: {type(part).__name__} raised {type(error).__name__}: {error} (at {place})"
         ) from error
+
+
+def _is_users(file: str) -> bool:
+    """Whether a source file belongs neither to this package nor to what is installed."""
+    path = Path(file)
+    return not (
+        file.startswith("<")
+        or path.is_relative_to(Path(__file__).parent)
+        or path.is_relative_to(sysconfig.get_path("stdlib"))
+        or {"site-packages", "dist-packages"} & set(path.parts)
+    )

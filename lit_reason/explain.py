@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args, get_origin, get_type_hints
 
-import yaml
-
-from lit_reason.errors import ConfigError
-
-Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
+from lit_reason.given import Settings, locate, settings
 
 _KEY = re.compile(r"(?:Parser key|Key|key) [\"']([\w.]+)[\"']")
 _UNKNOWN = re.compile(
@@ -32,13 +28,16 @@ _VALUE = re.compile(r"(?:Got|Given) value: (.*)")
 _EXAMPLES = {"optimizer": "torch.optim.AdamW", "scheduler": "torch.optim.lr_scheduler.LinearLR"}
 
 
-def explain(message: str, args: Sequence[str], types: dict[str, Any]) -> str:
+def explain(
+    message: str, args: Sequence[str], types: dict[str, Any], foreign: dict[str, str] | None = None
+) -> str:
     r"""One line for one parser error.
 
     Args:
         message: What jsonargparse says, often over several lines.
         args: The command line, to find the full key and the value there or in its files.
         types: Every key the parser knows, with its type.
+        foreign: Keys that only another subcommand knows, with its name.
 
     Example:
         >>> explain('Parser key "size":\n  Expected a <class \'int\'>. Got value: x',
@@ -52,7 +51,11 @@ def explain(message: str, args: Sequence[str], types: dict[str, Any]) -> str:
     unknown = _UNKNOWN.search(text)
     if unknown:
         key = next(k for k in unknown.groups() if k)
-        return _unknown_key(*_locate(key, None, given), given, types)
+        key, value = locate(key.replace(".init_args.", "."), None, given)
+        owner = (foreign or {}).get(".".join(key.split(".")[:2]))
+        if owner:
+            return f"{key}: belongs to the subcommand {owner}; run it, or give another --config"
+        return _unknown_key(key, value, given, types)
     found = _KEY.search(text)
     return _other(text) if found is None else _wrong_value(found.group(1), text, given, types)
 
@@ -76,25 +79,49 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     missing, stated = _CLASS.search(text), _VALUE.search(text)
     value = stated.group(1).split(";")[0] if stated else None
     class_name = (missing.group(1) or missing.group(2)) if missing else None
-    key, value = _locate(name, value, given, class_name)
+    key, value = locate(name, value, given, class_name)
     where = f"{key}={value}" if value else key
     if "is abstract" in text:
+        nameless = [k for k, _ in given if k.startswith(f"{key}.") and "." in k[len(key) + 1 :]]
+        nameless = [k for k in nameless if k.rpartition(".")[0] not in dict(given)]
+        if nameless:
+            return _unknown_key(nameless[-1], dict(given)[nameless[-1]], given, types)
         return f"{where}: name its class first; put --config before flags that change parts of it"
     named = _TYPE.findall(text)
     expected = [t for t in dict.fromkeys(named) if t != "NoneType"]
     literal = _LITERAL.search(text)
     if literal:
         return f"{where}: choose one of {literal.group(1).replace(chr(39), '')}"
-    if class_name and (not expected or _named_classes(_nearest(key, types))):
-        return f"{key}={class_name}: no class {class_name}; {_class_hint(key, types)}"
+    hint = _type_of(key, given, types)
+    if class_name == "null":
+        return f"{key}=null: cannot be left out; {_class_hint(key, hint)}"
+    if class_name and (not expected or _named_classes(hint)):
+        return f"{key}={class_name}: {_class_fault(class_name, hint)}; {_class_hint(key, hint)}"
     if expected:
         null = ", or null" if "NoneType" in named else ""
         return f"{where}: expected {' or '.join(expected)}{null}"
     return re.sub(r"^(?:Parser )?[Kk]ey \"[\w.]+\":;? ?", f"{where}: ", text)
 
 
-def _class_hint(key: str, types: dict[str, Any]) -> str:
-    choices = ", ".join(c.__name__ for c in _named_classes(_nearest(key, types)))
+def _class_fault(path: str, hint: Any) -> str:
+    """Why `path` names no class that fits."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        return f"no class {path}"
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        return f"module {module} cannot be imported ({type(error).__name__}: {error})"
+    bases = " or ".join(b.__name__ for b in _bases(hint) if b.__module__ != "builtins")
+    if found is None:
+        return f"module {module} has no {name}"
+    return (
+        f"{name} is not a subclass of {bases}" if inspect.isclass(found) else f"{name} is no class"
+    )
+
+
+def _class_hint(key: str, hint: Any) -> str:
+    choices = ", ".join(c.__name__ for c in _named_classes(hint))
     if choices:
         return f"choose one of {choices}, or the dotted path of your own"
     example = next((v for k, v in _EXAMPLES.items() if key.endswith(k)), "my_file.MyClass")
@@ -117,117 +144,22 @@ def nested_reason(message: str) -> str | None:
     return reasons[0] if reasons else None
 
 
-# --- what was given -------------------------------------------------------------------------------
-
-
-def settings(args: Sequence[str]) -> Settings:
-    """Every (key, value) on the command line and in its files; files that fail are left out."""
-    found: Settings = []
-    for name, value in _flags(args):
-        if name == "config":
-            try:
-                found += _leaves("", read_config(value))
-            except ConfigError:
-                continue
-        else:
-            found.append((name, value))
-    return found
-
-
-def read_configs(args: Sequence[str]) -> None:
-    """Reads every file that the arguments name, for its mistakes.
-
-    Raises:
-        ConfigError: A file is missing, is not YAML, or does not map keys to values.
-    """
-    for name, value in _flags(args):
-        if name == "config":
-            read_config(value)
-
-
-def read_config(file: str) -> dict[str, Any]:
-    """One configuration file.
-
-    Raises:
-        ConfigError: See `read_configs`.
-    """
-    try:
-        content = yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config={file}: not a text file; give a YAML file") from error
-    except OSError as error:
-        raise ConfigError(f"config={file}: {error.strerror}; give a YAML file") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"config={file}: not valid YAML{place}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config={file}: not valid YAML") from error
-    if not isinstance(content, dict):
-        held = "is empty" if content is None else f"holds a {type(content).__name__}"
-        raise ConfigError(f"config={file}: {held}; it must map keys to values, as model: ...")
-    return content
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently take the second."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value} stands twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of `--name=value` and `--name value`."""
-    for i, arg in enumerate(args):
-        if not arg.startswith("--"):
-            continue
-        name, equals, value = arg[2:].partition("=")
-        if not equals and i + 1 < len(args) and not args[i + 1].startswith("--"):
-            value = args[i + 1]
-        yield {"c": "config"}.get(name, name), value
-
-
-def _leaves(prefix: str, value: Any) -> Settings:
-    if not isinstance(value, dict):
-        return [(prefix.rstrip("."), str(value))]
-    if "class_path" in value:
-        inner = value.get("init_args") or {}
-        return [(prefix.rstrip("."), str(value["class_path"])), *_leaves(prefix, inner)]
-    return [leaf for key, part in value.items() for leaf in _leaves(f"{prefix}{key}.", part)]
-
-
-def _locate(
-    name: str, value: str | None, given: Settings, class_name: str | None = None
-) -> tuple[str, str]:
-    """The full key and the value of what the parser calls `name`."""
-    close = [
-        (k, v) for k, v in given if k == name or k.endswith(f".{name}") or k.startswith(f"{name}.")
-    ]
-    same = [(k, v) for k, v in close if v in (value, class_name)]
-    ending = [(k, v) for k, v in close if not k.startswith(f"{name}.")]
-    for chosen in (same, ending if value is None else []):
-        if chosen:
-            return chosen[-1]
-    return name, value or ""
-
-
 # --- what there is --------------------------------------------------------------------------------
 
 
 def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -> str:
+    where = f"{key}={value}" if value else key
     parent, _, last = key.rpartition(".")
-    chosen = next((v.rpartition(".")[2] for k, v in reversed(given) if k == parent), None)
-    classes = _named_classes(_nearest(parent, types))
-    owners = [c for c in classes if c.__name__ == chosen] or classes
+    family, _, member = parent.rpartition(".")
+    if _is_family(types.get(family)):
+        members = sorted({k for k, _ in given if k.rpartition(".")[0] == family})
+        if parent not in members:
+            close = difflib.get_close_matches(parent, members, 1, 0.6) or members
+            hint = f"did you mean {close[0]}.{last}?" if close else "name its class first"
+            return f"{where}: {family} has no {member}; {hint}"
+    owners = _chosen_classes(parent, given, types)
     beside = {n for n in types if n.rpartition(".")[0] == parent}
-    siblings = sorted({*beside, *(f"{parent}.{p}".lstrip(".") for p in _parameters(owners))})
+    siblings = sorted({*beside, *(f"{parent}.{p}".lstrip(".") for p in parameters(owners))})
     close = difflib.get_close_matches(key, siblings, 1, 0.6)
     close = close or difflib.get_close_matches(key, types, 1, 0.6)
     if close:
@@ -236,14 +168,31 @@ def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -
         hint = f"choose one of {', '.join(siblings)}"
     else:
         hint = f"see --help for the keys beside {last!r}"
-    return f"{key}={value}: no such key; {hint}" if value else f"{key}: no such key; {hint}"
+    return f"{where}: no such key; {hint}"
 
 
-def _nearest(key: str, types: dict[str, Any]) -> Any:
-    """The type of `key`, or of the closest key above it that the parser knows."""
-    while key and key not in types:
-        key = key.rpartition(".")[0]
-    return types.get(key)
+def _is_family(hint: Any) -> bool:
+    """Whether a key holds named parts, like `callbacks`."""
+    return get_origin(hint) is dict or any(get_origin(part) is dict for part in get_args(hint))
+
+
+def _chosen_classes(key: str, given: Settings, types: dict[str, Any]) -> list[type]:
+    """The class that was given for `key`, or else all that could have been."""
+    classes = _named_classes(_type_of(key, given, types))
+    chosen = next((v.rpartition(".")[2] for k, v in reversed(given) if k == key), None)
+    return [c for c in classes if c.__name__ == chosen] or classes
+
+
+def _type_of(key: str, given: Settings, types: dict[str, Any]) -> Any:
+    """The type of `key`, looked up in the classes chosen above it where the parser has none."""
+    if key in types or not key:
+        return types.get(key)
+    parent, _, last = key.rpartition(".")
+    above = _type_of(parent, given, types)
+    if _is_family(above):
+        return above
+    hints = [get_type_hints(c.__init__) for c in _chosen_classes(parent, given, types)]  # type: ignore[misc]
+    return next((h[last] for h in hints if last in h), None)
 
 
 def _bases(hint: Any) -> Iterable[type]:
@@ -277,6 +226,7 @@ def _named_classes(hint: Any) -> list[type]:
     return sorted(named, key=lambda c: c.__name__)
 
 
-def _parameters(classes: Iterable[type]) -> set[str]:
+def parameters(classes: Iterable[type]) -> set[str]:
+    """Names of the arguments that the classes take."""
     found = (inspect.signature(c.__init__).parameters for c in classes)  # type: ignore[misc]
     return {p for parameters in found for p in parameters if p != "self"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
 from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
 from lit_reason.tasks import Task
-from lit_reason.verdict import Verdict
+from lit_reason.verdict import Status, Verdict
 
 
 def judge(
@@ -35,6 +35,18 @@ def judge(
     return [[next(in_order) for _ in answers] for answers in responses]
 
 
+def verdict_shares(groups: Sequence[Group], task: Task) -> dict[str, float]:
+    """Share of the responses with each verdict other than right and wrong, as `verify/STATUS`.
+
+    Nothing for a task that knows only right and wrong, so the keys are the same on every rank.
+    """
+    if type(task).judge is Task.judge:
+        return {}
+    statuses = [verdict.status for group in groups for verdict in group.verdicts]
+    told = (Status.NO_ANSWER, Status.TIMEOUT, Status.ERROR)
+    return {f"verify/{status}": statuses.count(status) / len(statuses) for status in told}
+
+
 def reward(
     prompt: Prompt,
     prompt_ids: list[int],
@@ -44,27 +56,39 @@ def reward(
 ) -> Group:
     """A group with the sum of its weighted reward terms.
 
+    A term may return `None` for a response; the sum is then that of the other terms. A response
+    that no term gives a value is unscored.
+
     Raises:
         ConfigError: A reward term raised, or returned the wrong number of values, or one that is
             not finite.
     """
     group = Group(prompt, prompt_ids, responses, verdicts, [0.0] * len(responses))
-    correct = group.correct
+    outcomes: list[list[float | None]] = []
     for name, term in rewards.items():
         with blaming(f"data.rewards.{name}", term):
-            values = term(prompt, responses, correct)
+            values = term(prompt, responses, verdicts)
         _check_count(name, values, len(responses), f"{len(responses)} responses")
         if term.per_token:
             _add_token_rewards(group, name, term.weight, values)  # type: ignore[arg-type]
             continue
-        weighted = [term.weight * _number(name, v) for v in values]
-        group.terms[name] = weighted
-        group.rewards = [a + b for a, b in zip(group.rewards, weighted, strict=True)]
-    if group.token_rewards and any(not term.per_token for term in rewards.values()):
-        # the outcome is judged on the last token, so that token is a step too
-        for row in group.token_rewards:
-            row[-1] = row[-1] or 0.0
+        group.terms[name] = [None if v is None else term.weight * _number(name, v) for v in values]
+        outcomes.append(group.terms[name])
+    if outcomes:
+        _sum_outcomes(group, outcomes)
     return group
+
+
+def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:
+    for i, values in enumerate(zip(*outcomes, strict=True)):
+        given = [v for v in values if v is not None]
+        group.rewards[i] = sum(given, 0.0)
+        if not group.token_rewards:
+            group.scored[i] = bool(given)
+        elif given:
+            # the outcome is judged on the last token, so that token is a step too
+            row = group.token_rewards[i]
+            row[-1] = row[-1] or 0.0
 
 
 def _check_count(name: str, values: Any, count: int, what: str) -> None:
@@ -90,7 +114,7 @@ def _add_token_rewards(
     group: Group, name: str, weight: float, values: list[list[float | None]]
 ) -> None:
     rows = group.token_rewards or [[None] * r.length for r in group.responses]
-    totals = []
+    totals: list[float | None] = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
         _check_count(name, added, response.length, f"a response of {response.length} tokens")
         given = {t: weight * _number(name, v) for t, v in enumerate(added) if v is not None}

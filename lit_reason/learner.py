@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_reason.batch import Experience
-from lit_reason.errors import ConfigError, require_at_least_one
-from lit_reason.functional import Reduce, aggregate, masked_sum
+from lit_reason.errors import ConfigError, blaming, require_at_least_one
+from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
 
 
@@ -42,7 +42,7 @@ class Update:
     def __post_init__(self) -> None:
         counts = {name: value for name, value in vars(self).items() if name != "max_grad_norm"}
         require_at_least_one("model.update", **counts)
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(
                 f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"
             )
@@ -155,7 +155,9 @@ class Learner:
         for indices in minibatch:
             part = slice(start, start + len(indices))
             micro = experience[rows[part]]
-            loss = self._loss(micro, {k: w[part] for k, w in weights.items()}, counts, sums)
+            # a value that is not finite shows in the loss, and skips the step on every rank alike
+            with unchecked_values():
+                loss = self._loss(micro, {k: w[part] for k, w in weights.items()}, counts, sums)
             backward(loss)
             start += len(indices)
         stats = self._finish(sums, counts)
@@ -177,9 +179,11 @@ class Learner:
         weights, counts = {}, []
         rollout = experience.rollout
         for name, term in self.terms.items():
-            mask = term.mask(experience)
+            with blaming(_key(name), term):
+                mask = term.mask(experience)
             assert term.aggregation is not None
-            weight, count = term.aggregation(mask, rollout.group_ids)
+            with blaming(f"{_key(name)}.aggregation", term.aggregation):
+                weight, count = term.aggregation(mask, rollout.group_ids)
             weights[name] = weight * rollout.loss_weight[:, None]
             counts += [count.to(torch.float32), mask.sum().to(torch.float32)]
         total = torch.stack(counts)
@@ -197,10 +201,12 @@ class Learner:
         outputs = self.forward(self.network, micro)
         losses = []
         for (name, term), count in zip(self.terms.items(), counts[:, 0], strict=True):
-            loss = aggregate(term.loss(micro, outputs), weights[name], count)
+            with blaming(_key(name), term):
+                token_losses, stats = term.loss(micro, outputs), term.stats(micro, outputs)
+            loss = aggregate(token_losses, weights[name], count)
             losses.append(term.coef * loss)
             _add(sums, f"loss/{name}", loss.detach())
-            for key, value in term.stats(micro, outputs).items():
+            for key, value in stats.items():
                 _add(sums, f"{name}/{key}", masked_sum(value.detach(), term.mask(micro)))
         return torch.stack(losses).sum()
 
@@ -257,6 +263,11 @@ def _buckets(parameters: Sequence[nn.Parameter], size: int = 2**24) -> list[list
 
 def _add(sums: dict[str, Tensor], key: str, value: Tensor) -> None:
     sums[key] = sums[key] + value if key in sums else value
+
+
+def _key(term: str) -> str:
+    """Where a loss term is configured."""
+    return f"model.{term}" if term in ("policy", "value") else f"model.terms.{term}"
 
 
 def _divisors(n: int) -> str:

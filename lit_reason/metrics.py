@@ -1,74 +1,63 @@
-"""Validation metrics over groups of k responses to each held-out problem."""
+"""The torchmetrics form of `lit_reason.scores`: exact over batches and ranks."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
-from lit_reason.functional import pass_at_k
+from lit_reason.scores import Samples, powers_of_two, problem_scores, score_names, summarise
 
 
 class GroupMetrics(Metric):
-    """avg@k, pass@k, truncated share, length and reward, each the mean over problems.
+    """Scores of k responses to each held-out problem, with intervals, over all and by data set.
 
-    Rows with `prompt_index` -1 only fill up a shard and are not counted. A problem is a group, so
-    that two problems with the same text stay two.
+    The state holds one row a problem, so that the bootstrap draws from the problems of all ranks
+    and the result does not depend on which rank had which. A problem is known by its index; two
+    problems with the same text stay two.
 
     Args:
         k: Responses to each problem.
+        pass_k: Numbers of allowed samples of pass@k; `None` takes powers of two up to `k`.
+        sources: Names of the data sets that `Samples.source` numbers.
 
     Example:
+        >>> import torch
         >>> metric = GroupMetrics(k=2)
-        >>> verdicts = torch.tensor([[True, False], [True, True]])
-        >>> metric.update(verdicts, lengths=torch.ones(2, 2))
-        >>> metric.compute()["accuracy"].item()
-        0.75
+        >>> status = torch.tensor([[0, 1], [0, 0]])  # right and wrong, twice right
+        >>> zeros = torch.zeros_like(status)
+        >>> index = torch.arange(2)
+        >>> metric.update(Samples(index, zeros[:, 0], status, status, zeros, zeros.bool()))
+        >>> values = metric.compute()
+        >>> values["accuracy"], values["pass_at_2"], values["maj_at_2"]
+        (0.75, 1.0, 0.75)
     """
 
     full_state_update = False
-    names = ("accuracy", "pass_at_k", "length", "truncated", "reward")
-    total: Tensor
-    problems: Tensor
+    scores: list[Tensor]
+    index: list[Tensor]
+    source: list[Tensor]
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.k = k
-        self.add_state("total", torch.zeros(len(self.names), dtype=torch.float64), "sum")
-        self.add_state("problems", torch.zeros((), dtype=torch.float64), "sum")
-
-    def update(
-        self,
-        correct: Tensor,
-        lengths: Tensor,
-        truncated: Tensor | None = None,
-        rewards: Tensor | None = None,
-        valid: Tensor | None = None,
+    def __init__(
+        self, k: int, pass_k: Sequence[int] | None = None, sources: Sequence[str] = ()
     ) -> None:
-        """Adds problems.
+        super().__init__()
+        self.k, self.pass_k = k, powers_of_two(k) if pass_k is None else list(pass_k)
+        self.sources = tuple(sources)
+        for name in ("scores", "index", "source"):
+            self.add_state(name, [], "cat")
 
-        Args:
-            correct: (N, k) bool.
-            lengths: (N, k) tokens.
-            truncated: (N, k) bool.
-            rewards: (N, k).
-            valid: (N,) bool, False leaves a problem out.
-        """
-        solved = correct.sum(dim=1).tolist()
-        best = torch.tensor([pass_at_k(self.k, c, self.k) for c in solved], device=correct.device)
-        none = torch.zeros_like(lengths, dtype=torch.float64)
-        columns = [
-            correct.double().mean(1),
-            best.double(),
-            lengths.double().mean(1),
-            (none if truncated is None else truncated.double()).mean(1),
-            (none if rewards is None else rewards.double()).mean(1),
-        ]
-        keep = torch.ones_like(best, dtype=torch.bool) if valid is None else valid
-        self.total += torch.stack(columns)[:, keep].sum(dim=1)
-        self.problems += keep.sum()
+    def update(self, samples: Samples) -> None:
+        """Adds problems; there may be none."""
+        self.scores.append(problem_scores(samples, self.pass_k))
+        self.index.append(samples.index)
+        self.source.append(samples.source)
 
-    def compute(self) -> dict[str, Tensor]:
-        """Means over all problems of all ranks."""
-        mean = (self.total / self.problems.clamp(min=1)).float()
-        return dict(zip(self.names, mean, strict=True))
+    def compute(self) -> dict[str, float]:
+        """See `summarise`; empty without a problem."""
+        if not len(self.scores):
+            return {}
+        scores, index, source = map(dim_zero_cat, (self.scores, self.index, self.source))
+        return summarise(score_names(self.k, self.pass_k), scores, index, source, self.sources)

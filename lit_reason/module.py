@@ -10,14 +10,15 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
-from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.checks import check_parts, check_sizes
-from lit_reason.errors import ConfigError, blaming
+from lit_reason.batch import Experience, Prediction, RolloutBatch
+from lit_reason.checks import check_no_critic, check_parts, check_sizes
+from lit_reason.errors import ConfigError, ConfigWarning, blaming
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -31,6 +32,7 @@ from lit_reason.lists import as_list
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import Entropy, policy_outputs, state_values
 from lit_reason.objectives import LossTerm
+from lit_reason.scores import Samples, why_nothing_is_right
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
 
@@ -55,7 +57,7 @@ class ReasonModule(LightningModule):
             GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
         logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
         actor_optimizer: Optimizer of the actor.
-        critic_optimizer: Optimizer of the critic.
+        critic_optimizer: Optimizer of the critic; null is as `actor_optimizer`.
         actor_scheduler: Learning-rate schedule of the actor, stepped once a rollout that trains it.
         critic_scheduler: Learning-rate schedule of the critic, stepped once a rollout.
     """
@@ -72,7 +74,7 @@ class ReasonModule(LightningModule):
         reference_refresh: int | None = None,
         logprob_chunk: int | None = None,
         actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
-        critic_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=2e-6),
+        critic_optimizer: OptimizerCallable | None = None,
         actor_scheduler: LRSchedulerCallable | None = None,
         critic_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -84,9 +86,20 @@ class ReasonModule(LightningModule):
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
         self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
         self.logprob_chunk = logprob_chunk
-        self.optimizer_factories = {"actor": actor_optimizer, "critic": critic_optimizer}
+        self.optimizer_factories = {
+            "actor": actor_optimizer,
+            "critic": critic_optimizer or actor_optimizer,
+        }
         self.scheduler_factories = {"actor": actor_scheduler, "critic": critic_scheduler}
         check_parts(self)
+        if value is None:
+            of_critic: dict[str, object] = {
+                "critic_optimizer": critic_optimizer,
+                "critic_scheduler": critic_scheduler,
+                "update.critic_epochs": update.critic_epochs,
+                "update.critic_minibatch_size": update.critic_minibatch_size,
+            }
+            check_no_critic(of_critic)
         for term in self.terms.values():
             term.aggregation = term.aggregation or self.policy.aggregation
 
@@ -99,6 +112,7 @@ class ReasonModule(LightningModule):
         self.reference: Any = None
         self.group_metrics: nn.ModuleDict = nn.ModuleDict()
         self.last_evaluation: dict[str, float] = {}  # also of the sanity check, which logs nothing
+        self.warned_of_zero = False
 
     # --- construction -------------------------------------------------------------------------
 
@@ -341,32 +355,29 @@ class ReasonModule(LightningModule):
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         k = data.val_samples
         if stage not in self.group_metrics:
-            self.group_metrics[stage] = GroupMetrics(k).to(self.device)
-        metric: Any = self.group_metrics[stage]
-        metric.update(
-            rollout.correct.view(-1, k),
-            rollout.lengths.view(-1, k),
-            rollout.truncated.view(-1, k),
-            rollout.rewards.view(-1, k),
-            valid=rollout.prompt_index.view(-1, k)[:, 0] >= 0,
-        )
+            metric = GroupMetrics(k, data.val_pass_k, data.val_sources)
+            self.group_metrics[stage] = metric.to(self.device)
+        scores: Any = self.group_metrics[stage]
+        scores.update(Samples.of(rollout, k, data.val_sources))
 
     def _finish_evaluation(self, stage: str) -> None:
-        metric: Any = self.group_metrics[stage]
+        # the next evaluation may be of other data
+        metric: Any = self.group_metrics.pop(stage)
         values = metric.compute()
-        metric.reset()
-        names = {"pass_at_k": f"pass_at_{metric.k}"}
-        logged = {f"{stage}/{names.get(k, k)}": v for k, v in values.items()}
-        self.last_evaluation = {k: float(v) for k, v in logged.items()}
-        # the metric has summed over ranks already; the mean of equal values is what it was
-        self.log_dict(logged, sync_dist=self.reduce is not None)
+        # as loggers get them
+        self.last_evaluation = {f"{stage}/{k}": torch.tensor(v).item() for k, v in values.items()}
+        # the metric has gathered all ranks already; the mean of equal values is what it was
+        self.log_dict(self.last_evaluation, sync_dist=self.reduce is not None)
+        if values.get("accuracy") == 0 and not self.warned_of_zero:
+            self.warned_of_zero = True
+            rank_zero_warn(why_nothing_is_right(stage, values), category=ConfigWarning)
 
     def validation_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
         """Counts the verdicts of held-out problems."""
         self._evaluate(rollout, "val")
 
     def on_validation_epoch_end(self) -> None:
-        """Logs avg@k, pass@k and lengths over all held-out problems."""
+        """Logs avg@k, pass@k, maj@k and the rest over all held-out problems."""
         self._finish_evaluation("val")
 
     def test_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
@@ -377,9 +388,17 @@ class ReasonModule(LightningModule):
         """As `on_validation_epoch_end`, under the prefix `test/`."""
         self._finish_evaluation("test")
 
-    def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> RolloutBatch:
-        """Returns the rollout; the prediction writer saves it."""
-        return rollout
+    def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> Prediction:
+        """The rollout with the log-probability of each response; the prediction writer saves it.
+
+        At temperature 1, whatever the sampling: greedy responses have one too.
+        """
+        logprobs = rollout.rewards.new_zeros(len(rollout))
+        for rows in torch.arange(len(rollout)).split(self.update.micro_batch_size):
+            rows = rows.to(rollout.rewards.device)
+            outputs = policy_outputs(self.actor, rollout[rows], 1.0, "none", self.logprob_chunk)
+            logprobs[rows] = outputs.logprobs.sum(dim=1)
+        return Prediction(rollout, logprobs)
 
     # --- checkpoints --------------------------------------------------------------------------
 

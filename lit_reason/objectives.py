@@ -6,6 +6,7 @@ sums. One normaliser for each term and optimizer step, over all micro-batches an
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -37,7 +38,7 @@ class LossTerm(ABC):
     needs_entropy: ClassVar[bool] = False
 
     def __init__(self, coef: float = 1.0, aggregation: Aggregation | None = None) -> None:
-        if not coef > 0:
+        if not 0 < coef < math.inf:
             raise ConfigError(
                 f"{type(self).__name__}.coef={coef}: must be above 0; set the term to null for none"
             )
@@ -83,12 +84,12 @@ class ClippedSurrogate(LossTerm):
         aggregation: Aggregation | None = None,
     ) -> None:
         super().__init__(1.0, aggregation or TokenMean())
-        if not 0 < clip_low <= 1 or clip_high <= 0:
+        if not (0 < clip_low <= 1 and clip_high > 0):
             raise ConfigError(
                 f"model.policy.clip_low={clip_low}, clip_high={clip_high}: need 0 < clip_low <= 1 "
                 "and clip_high > 0; for example 0.2 and 0.28"
             )
-        if dual_clip is not None and dual_clip <= 1:
+        if dual_clip is not None and not dual_clip > 1:
             raise ConfigError(f"model.policy.dual_clip={dual_clip}: must be above 1, for example 3")
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
 
@@ -131,7 +132,7 @@ class ValueLoss(LossTerm):
         self, clip: float | None = None, coef: float = 1.0, aggregation: Aggregation | None = None
     ) -> None:
         super().__init__(coef, aggregation or TokenMean())
-        if clip is not None and clip <= 0:
+        if clip is not None and not clip > 0:
             raise ConfigError(f"model.value.clip={clip}: must be above 0, or null for no clipping")
         self.clip = clip
 

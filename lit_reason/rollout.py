@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,15 +39,43 @@ class Sampling:
     max_new_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        bounds = {
-            "temperature": (self.temperature >= 0, "at least 0"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
-            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-        }
-        for name, (valid, rule) in bounds.items():
-            if not valid:
-                raise ConfigError(f"sampling.{name}={getattr(self, name)}: must be {rule}")
+        _check_sampling("data.sampling", vars(self))
+
+
+@dataclass(frozen=True)
+class ValSampling:
+    """How responses to held-out problems are drawn, where it differs from training.
+
+    Attributes:
+        temperature: See `Sampling`; null is as in training.
+        top_p: Likewise.
+        top_k: Likewise.
+        max_new_tokens: Likewise.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_sampling("data.val_sampling", vars(self))
+
+    def over(self, sampling: Sampling) -> Sampling:
+        """`sampling` with what is set here in its place."""
+        return replace(sampling, **{k: v for k, v in vars(self).items() if v is not None})
+
+
+def _check_sampling(owner: str, values: dict[str, Any]) -> None:
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "temperature": (lambda x: 0 <= x < math.inf, "at least 0"),
+        "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+        "top_k": (lambda x: x >= 0, "at least 0 (0 keeps all)"),
+        "max_new_tokens": (lambda x: x >= 1, "at least 1"),
+    }
+    for name, (holds, rule) in rules.items():
+        if values[name] is not None and not holds(values[name]):
+            raise ConfigError(f"{owner}.{name}={values[name]}: must be {rule}")
 
 
 class RolloutEngine(ABC):

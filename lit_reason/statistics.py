@@ -19,7 +19,8 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
     """
     lengths = rollout.lengths.float()
     stats = {
-        "reward": rollout.rewards.mean(),
+        "reward": rollout.rewards[rollout.scored].mean(),
+        "reward/unscored": 1 - rollout.scored.float().mean(),
         "accuracy": rollout.correct.float().mean(),
         "response_length": lengths.mean(),
         "response_length_max": lengths.max(),
@@ -36,6 +37,8 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
 def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) -> dict[str, Tensor]:
     """Minima and maxima over the ranks of keys that end so, means of all others.
 
+    A reward that is nan, as no response of the rank has one, is left out of the mean.
+
     Args:
         stats: The same keys on every rank.
         strategy: Lightning's strategy, which reduces.
@@ -45,7 +48,12 @@ def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) ->
     for op in ("mean", "min", "max"):
         keys = [k for k in stats if _across_ranks(k) == op]
         values = torch.stack([stats[k].float() for k in keys]) if keys else torch.zeros(0)
-        total = strategy.reduce(values.to(device), reduce_op=op)
+        rewards = torch.tensor([k.startswith("reward") for k in keys], dtype=torch.bool)
+        missing = rewards & values.cpu().isnan()
+        known = (~missing).float().to(device)
+        total = strategy.reduce(values.to(device).masked_fill(known == 0, 0.0), reduce_op=op)
+        if op == "mean":
+            total = total / strategy.reduce(known, reduce_op=op)
         reduced |= dict(zip(keys, total, strict=True))
     return reduced
 

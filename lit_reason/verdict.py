@@ -16,6 +16,10 @@ class Status(StrEnum):
     ERROR = "error"  # the verifier failed
 
 
+FAILURES = (Status.TIMEOUT, Status.ERROR)
+"""The judgement did not come to an end: the response may be right."""
+
+
 class Verdict(NamedTuple):
     """The judgement of one response.
 

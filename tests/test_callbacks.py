@@ -15,7 +15,7 @@ from lit_reason.__main__ import main
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.aggregation import TokenMean
 from lit_reason.backbones import Bundled, Pretrained
-from lit_reason.batch import Experience
+from lit_reason.batch import Experience, Prediction
 from lit_reason.callbacks import (
     EntropyMonitor,
     OverlongFilter,
@@ -25,6 +25,7 @@ from lit_reason.callbacks import (
     SampleTable,
     ValueWarmup,
 )
+from lit_reason.callbacks.predictions import prediction_rows
 from lit_reason.callbacks.samples import COLUMNS, describe_rows
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
@@ -452,10 +453,15 @@ def test_rows_that_only_fill_up_are_not_predictions(policy, tmp_path):
     batch = demonstrations(policy)
     batch.prompt_index[12:] = -1
     trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path / "p")
+    trainer.datamodule = data_of()
     writer, module = PredictionWriter(), ready(module_of(policy))
+    prediction = Prediction(batch, torch.arange(16.0))
     for _ in range(2):
-        writer.write_on_batch_end(trainer, module, batch, None, None, 0, 0)
-    assert read(writer.path(trainer)) == describe_rows(batch, policy.tokenizer)[:12] * 2
+        writer.write_on_batch_end(trainer, module, prediction, None, None, 0, 0)
+    rows = read(writer.path(trainer))
+    assert rows == prediction_rows(prediction, "plan_count") * 2
+    assert [row["logprob"] for row in rows] == [float(i) for i in range(12)] * 2
+    assert [row["sample"] for row in rows] == [0, 1, 2, 3] * 6
 
 
 # --- summary and progress bar ---------------------------------------------------------------------
@@ -479,6 +485,9 @@ def test_the_summary_compares_the_first_evaluation_with_the_last(policy, capsys,
     (line,) = [x for x in shown.splitlines() if "val/accuracy" in x]
     assert "0.125" in line
     assert "0.875" in line
+    low, high = (summary.after[f"val/accuracy_{end}"] for end in ("low", "high"))
+    assert f"[{low:.3f}, {high:.3f}]" in line
+    assert "val/accuracy_low" not in shown
     assert "run/metrics.csv" in shown
 
 

@@ -8,6 +8,8 @@ import torch
 import yaml
 
 from lit_reason.__main__ import main
+from lit_reason.cli import run
+from lit_reason.rollout import Sampling
 from tests.conftest import CONFIGS, SMALL, config, fit, tiny
 
 ALGORITHMS = ["ppo", "grpo", "dapo", "vc_ppo", "vapo"]
@@ -78,12 +80,12 @@ def check_that_the_parts_acted(name, rows):
 
 def test_later_config_files_win_and_keep_their_siblings(tmp_path):
     overlay = tmp_path / "overlay.yaml"
-    overlay.write_text("model: {advantage: {init_args: {alpha: 0.7}}}\n")
-    run_dir = fit(*arguments("vapo"), f"--config={overlay}")
+    overlay.write_text("model: {advantage: {init_args: {lam_critic: 0.7}}}\n")
+    run_dir = fit(*arguments("vc_ppo"), f"--config={overlay}")
     saved = yaml.safe_load((run_dir / "config.yaml").read_text())
     advantage = saved["model"]["advantage"]
     assert advantage["class_path"] == "lit_reason.advantages.GAE"
-    assert advantage["init_args"]["alpha"] == 0.7
+    assert advantage["init_args"]["lam_critic"] == 0.7
     assert advantage["init_args"]["lam_policy"] == 0.95
     assert not [key for key in saved["model"] if "." in key]
 
@@ -98,6 +100,22 @@ def test_the_command_line_wins_over_files_before_it_and_loses_to_files_after_it(
     third = fit(*tiny("grpo"), *late, f"--config={first / 'config.yaml'}", "--run_dir=c")
     saved = yaml.safe_load((third / "config.yaml").read_text())
     assert saved["data"]["seed"] == 7
+
+
+def test_evaluation_samples_as_training_does_where_nothing_else_is_said():
+    flags = ["--data.val_sampling.temperature=0", "--run_dir=run"]
+    cli = run(["fit", *tiny("grpo"), *SMALL, "--data.sampling.top_p=1.0", *flags])
+    assert cli.datamodule.val_sampling == Sampling(temperature=0, max_new_tokens=32)
+    assert cli.datamodule.sampling == Sampling(temperature=1.0, max_new_tokens=32)
+
+
+def test_the_critic_is_optimized_as_the_actor_where_nothing_else_is_said():
+    actor = ["--model.actor_optimizer=torch.optim.SGD", "--model.actor_optimizer.lr=0.25"]
+    cli = run(["fit", *tiny("ppo"), *SMALL, *actor, "--run_dir=run"])
+    critic, actor = cli.trainer.optimizers
+    assert [type(o).__name__ for o in (critic, actor)] == ["SGD", "SGD"]
+    assert critic.param_groups[0]["lr"] == actor.param_groups[0]["lr"] == 0.25
+    assert critic.param_groups[0]["params"][0] is not actor.param_groups[0]["params"][0]
 
 
 def test_numbers_without_a_dot_in_the_mantissa_are_numbers(tmp_path):

@@ -21,6 +21,7 @@ from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, KLToReference, PositiveExampleLM, ValueLoss
 from lit_reason.rewards import Correctness, SoftOverlong
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
+from lit_reason.scores import Samples
 from lit_reason.tasks import PlanCount, Task
 
 
@@ -149,7 +150,10 @@ def same(a, b):
 @pytest.mark.parametrize("critic", [False, True])
 @pytest.mark.parametrize("kind", [RIGHT, WRONG], ids=["all right", "all wrong"])
 def test_when_nothing_survives_the_actor_is_left_alone_and_the_run_goes_on(policy, kind, critic):
-    """D01: exactly max_rounds rounds, a full batch, a counted skip, and the next rollout."""
+    """D01: exactly max_rounds rounds, a full batch, a counted skip, and the next rollout.
+
+    §11 wants an error after the last round; D01 calls that the fault: all work would be lost.
+    """
     data = data_of([kind] * 6, rollouts_per_epoch=3)
     terms = {"kl": KLToReference(0.5), "positive_lm": PositiveExampleLM(0.5)}
     module = module_of(policy, critic, terms)
@@ -282,7 +286,8 @@ def test_prompts_that_run_out_while_refilling_begin_their_next_pass(sampler):
 
 def test_without_a_filter_every_group_trains_in_one_round(sampler):
     """D03."""
-    data = data_of([MIXED, WRONG, WRONG, WRONG], group_filter=None, groups_per_rollout=4)
+    unfiltered = {"group_filter": None, "max_rounds": None, "groups_per_rollout": 4}
+    data = data_of([MIXED, WRONG, WRONG, WRONG], **unfiltered)
     attach(data, sampler)
     batch = data.rollout()
     assert len(data.engine.calls) == 1
@@ -376,7 +381,7 @@ def test_held_out_problems_are_left_out_of_training_or_warned_of(sampler):
     attach(data, sampler)
     assert [prompt.index for prompt, _ in data.prompts] == [3]
     data = data_of([MIXED] * 4, val_task=Numbered(3), remove_overlap=False)
-    with pytest.warns(ConfigWarning, match=r"3 of 3 problems of data\.val_task .*also in data\.tas"):
+    with pytest.warns(ConfigWarning, match=r"3 of 3 problems of data\.val_task .*also in data"):
         attach(data, sampler)
     assert len(data.prompts) == 4
     data = data_of([MIXED] * 4)  # validating on the task itself is a choice
@@ -505,17 +510,14 @@ def evaluate(data, world, k):
         batches = [data.evaluation(b) for b in range(data.evaluation_batches())]
         sizes.append([len(batch) for batch in batches])
         for batch in batches:
-            metric.update(
-                batch.correct.view(-1, k),
-                batch.lengths.view(-1, k),
-                valid=batch.prompt_index.view(-1, k)[:, 0] >= 0,
-            )
+            metric.update(Samples.of(batch, k))
         metrics.append(metric)
     assert all(size == sizes[0] for size in sizes)  # every rank generates as often
     total = GroupMetrics(k)
     for metric in metrics:
-        total.total += metric.total
-        total.problems += metric.problems
+        for name in ("scores", "index", "source"):
+            getattr(total, name).extend(getattr(metric, name))
+    total._update_count = 1  # as torchmetrics does when it gathers from processes
     return total
 
 
@@ -526,7 +528,7 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
     data = data_of([RIGHT, WRONG, WRONG, WRONG, WRONG], val_groups_per_batch=per_batch)
     attach(data, sampler)
     metric = evaluate(data, world, k=2)
-    assert metric.problems == 5
+    assert sorted(torch.cat(metric.index).tolist()) == list(range(5))
     assert metric.compute()["accuracy"] == pytest.approx(0.2)
 
 
@@ -543,8 +545,11 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
         ({"rollouts_per_epoch": 0}, r"data\.rollouts_per_epoch=0"),
         ({"val_samples": 0}, r"data\.val_samples=0"),
         ({"val_groups_per_batch": 0}, r"data\.val_groups_per_batch=0"),
+        ({"val_pass_k": [1, 4]}, r"data\.val_pass_k=\[1, 4\]: .* data\.val_samples=2"),
+        ({"val_pass_k": [0]}, r"data\.val_pass_k=\[0\]: each must lie between 1 and"),
         ({"group_size": 1}, r"data\.group_size=1: data\.group_filter=DropUniform .*at least 2"),
         ({"group_filter": None, "groups_per_round": 3}, r"groups_per_round=3: has no effect"),
+        ({"group_filter": None}, r"data\.max_rounds=3: has no effect without data\.group_filter"),
         ({"groups_per_round": 1, "max_rounds": 1}, r"groups_per_round=1: .*choose at least 2"),
         ({"rewards": {"correctness": None}}, r"data\.rewards"),
         ({"sampling": Sampling(temperature=0)}, r"data\.sampling\.temperature=0: .*choose 1"),

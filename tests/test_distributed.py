@@ -5,13 +5,9 @@ and each answers with what the function returned on its rank.
 """
 
 import csv
-import multiprocessing
 import os
 import subprocess
 import sys
-import time
-import traceback
-from datetime import timedelta
 
 import pytest
 import torch
@@ -20,9 +16,11 @@ from lightning.pytorch import Callback, Trainer
 from lit_reason.backbones import Bundled
 from lit_reason.cli import run
 from lit_reason.functional import explained_variance, masked_whiten
+from lit_reason.metrics import GroupMetrics
 from lit_reason.tasks import PlanCount
 from tests.conftest import ROOT, SMALL, demonstrations, tiny
-from tests.test_update import (
+from tests.ranks import LIMIT, Ranks
+from tests.steps import (
     AGGREGATIONS,
     TERMS,
     Recorder,
@@ -32,81 +30,9 @@ from tests.test_update import (
     shift_weights,
     step,
 )
+from tests.test_metrics import samples_of
 
 pytestmark = pytest.mark.slow
-
-LIMIT = 120  # seconds that a call may take; a rank that waits for the other hangs
-
-
-class Ranks:
-    """The parent's end of two workers."""
-
-    def __init__(self, folder):
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe() for _ in range(2)]
-        self.ends = [ours for ours, _ in pipes]
-        self.workers = [
-            context.Process(target=work, args=(theirs, rank, str(folder)), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for worker in self.workers:
-            worker.start()
-
-    def __call__(self, function, *args):
-        """What a function of this module returns on each rank."""
-        if not all(worker.is_alive() for worker in self.workers):
-            pytest.fail("the workers ended, see the first failure of this file")
-        for end in self.ends:
-            end.send((function.__name__, args))
-        deadline, answers = time.monotonic() + LIMIT, []
-        for rank, end in enumerate(self.ends):
-            if not end.poll(max(deadline - time.monotonic(), 0)):
-                self.stop()
-                pytest.fail(f"rank {rank} did not finish {function.__name__} in {LIMIT} s")
-            try:
-                answers.append(end.recv())
-            except EOFError:
-                self.stop()
-                pytest.fail(f"rank {rank} died in {function.__name__}")
-        for rank, (error, _) in enumerate(answers):
-            if error:
-                self.stop()  # the other rank may be in a collective
-                pytest.fail(f"rank {rank}:\n{error}")
-        return [value for _, value in answers]
-
-    def stop(self):
-        for worker in self.workers:
-            worker.kill()
-            worker.join()
-
-
-def work(pipe, rank, folder):
-    """The loop of one worker."""
-    os.environ |= {
-        "LOCAL_RANK": str(rank),
-        "NODE_RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "WANDB_MODE": "offline",
-        "HF_HUB_OFFLINE": "1",
-    }
-    os.chdir(folder)
-    sys.stdout = sys.stderr = open(f"{folder}/rank{rank}.txt", "w", 1)  # noqa: SIM115
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=LIMIT),
-    )
-    while True:
-        name, args = pipe.recv()
-        try:
-            pipe.send((None, globals()[name](rank, *args)))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +79,18 @@ def keep_rows(experience, case):
     return experience
 
 
+def term_of(network, terms):
+    """The one term whose gradient is compared, or all of them."""
+    return "all" if network == "critic" else terms
+
+
 def parallel_steps(rank, cases):
     """The step of each case on this rank's half of the rows."""
     results = []
     for terms, aggregation, network, case in cases:
         module, experience = prepared(terms, aggregation)
         half = keep_rows(experience, case)[torch.arange(8 * rank, 8 * rank + 8)]
-        results.append(step(two_ranks(module), half, network, 4))
+        results.append(step(two_ranks(module), half, network, 4, term_of(network, terms)))
     return results
 
 
@@ -185,7 +116,8 @@ def steps(ranks):
 def test_loss_and_gradient_of_two_ranks_are_those_of_all_rows(steps, case):
     terms, aggregation, network, rows = case
     module, experience = prepared(terms, aggregation)
-    whole = step(module, keep_rows(experience, rows), network, 16)
+    term = term_of(network, terms)
+    whole = step(module, keep_rows(experience, rows), network, 16, term)
     first, second = steps[case]
     close(whole, first)
     assert torch.equal(first[1], second[1])  # the ranks step alike, to the bit
@@ -251,6 +183,36 @@ def test_i02_statistics_over_ranks_are_those_of_one_process(ranks, case):
     torch.testing.assert_close(got[mask], want, atol=1e-6, rtol=0)
     assert (got[~mask] == 0).all()
     assert [a[1].item() for a in answers] == pytest.approx([0.75, 0.75])
+
+
+def evaluation(rank, shares):
+    """The metric over the problems of this rank, a row (index, source, statuses, classes) each."""
+    metric = GroupMetrics(2, sources=("a", "b"))
+    metric.update(samples_of(shares[rank]))
+    return metric.compute()
+
+
+PROBLEMS = [
+    (4, 0, ["correct", "wrong"], [0, 1]),
+    (7, 1, ["wrong", "wrong"], [1, 1]),
+    (2, 0, ["no_answer", "correct"], [-1, 0]),
+    (9, 1, ["timeout", "correct"], [1, 0]),
+    (0, 0, ["correct", "correct"], [0, 0]),
+]
+
+
+@pytest.mark.parametrize("first", [[0, 2, 4], [3], [0, 1, 2, 3, 4], []], ids=str)
+def test_i06_scores_and_intervals_of_two_ranks_are_those_of_all_problems(ranks, first):
+    """I06: whichever rank has which problems, and if one has none."""
+    shares = [[p for i, p in enumerate(PROBLEMS) if (i in first) == own] for own in (True, False)]
+    whole = GroupMetrics(2, sources=("a", "b"))
+    whole.update(samples_of(PROBLEMS))
+    expected = whole.compute()
+    assert expected["accuracy"] == 0.5
+    assert expected["b/accuracy"] == 0.25
+    assert expected["accuracy_low"] < 0.5 < expected["accuracy_high"]
+    for answer in ranks(evaluation, shares):
+        assert answer == expected
 
 
 # ---- whole runs ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.tasks import MathProblems
+from lit_reason.verifier import Verifier
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -72,8 +73,8 @@ def test_a_limit_ends_the_reading(tmp_path, streaming, monkeypatch):
     rows = [{"problem": f"{i}+1?", "answer": i + 1} for i in range(2000)]
     path = write(tmp_path / "p.jsonl", rows)
     read = []
-    real = MathProblems._accepts
-    monkeypatch.setattr(MathProblems, "_accepts", lambda self, g: read.append(g) or real(self, g))
+    real = Verifier.state
+    monkeypatch.setattr(Verifier, "state", lambda self, g: read.append(g) or real(self, g))
     task = MathProblems(path, streaming=streaming, limit=3)
     assert pairs(task) == [("0+1?", "1"), ("1+1?", "2"), ("2+1?", "3")]
     assert len(read) == 3
@@ -257,7 +258,7 @@ FORMS = {"boxed": "\\boxed{%s}", "answer": "Answer: %s", "gsm8k": "#### %s"}
 def test_published_data_sets_load_with_only_their_path(name, size, answer_format, source):
     """H02, H03, H07: no gold is left out, each is right about itself and wrong about another."""
     task = MathProblems(shared(name))
-    assert (len(task), task.format) == (size, answer_format)
+    assert (len(task), task.answer_format) == (size, answer_format)
     for i in range(0, len(task), max(len(task) // 100, 1)):
         prompt = task[i]
         assert prompt.text.strip()

@@ -25,6 +25,7 @@ from lit_reason.rewards import (
 )
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.tasks.plan_count import ALPHABET
+from lit_reason.verdict import Status, Verdict
 from tests.conftest import SMALL, fails, fit, tiny
 
 PROMPT = Prompt(0, "q", "a")
@@ -41,7 +42,7 @@ def ready(term, task=None, budget=20, tokenizer=None):
 
 def scores(term, *lengths, correct=None):
     group = responses(*lengths)
-    return term(PROMPT, group, correct or [True] * len(group))
+    return term(PROMPT, group, [Verdict.of(c) for c in correct or [True] * len(group)])
 
 
 # --- outcome terms --------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def test_kimi_prefers_the_shorter_of_equal_verdicts_and_never_pays_wrong_answers
 )
 def test_format_wants_the_whole_response(pattern, text, value):
     term = ready(Format(pattern))
-    assert term(PROMPT, responses(3, text=text), [False]) == [value]
+    assert term(PROMPT, responses(3, text=text), [Verdict.of(False)]) == [value]
 
 
 def test_format_without_a_usable_pattern_is_refused(tmp_path):
@@ -140,13 +141,22 @@ def test_format_without_a_usable_pattern_is_refused(tmp_path):
 )
 def test_language_consistency_is_the_share_of_words_in_the_script(script, text, share):
     term = LanguageConsistency(script)
-    assert term(PROMPT, responses(1, text=text), [True]) == [pytest.approx(share)]
+    assert term(PROMPT, responses(1, text=text), [Verdict.of(True)]) == [pytest.approx(share)]
 
 
 @pytest.mark.parametrize("term", [Correctness, SoftOverlong, KimiLength, Format, StepCorrectness])
 def test_a_term_of_weight_zero_is_refused(term):
     with pytest.raises(ConfigError, match=rf"{term.__name__}\.weight=0: .* set it to null"):
         term(weight=0)
+
+
+def test_a_verification_that_failed_is_wrong_or_on_request_unscored():
+    statuses = [Status.CORRECT, Status.WRONG, Status.NO_ANSWER, Status.TIMEOUT, Status.ERROR]
+    verdicts = [Verdict(status) for status in statuses]
+    group = responses(1, 1, 1, 1, 1)
+    assert Correctness()(PROMPT, group, verdicts) == [1, -1, -1, -1, -1]
+    term = Correctness(1.0, 0.0, unverified="unscored")
+    assert term(PROMPT, group, verdicts) == [1, 0, 0, None, None]
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -175,7 +185,7 @@ def test_step_rewards_sit_on_the_token_that_completes_the_step(make):
     for text in ("1+2=2+1=3", "0+2=1+1=2", "1+2=9+9=3", "", "=", "1+2"):
         ids = (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)
         wide += len(ids) <= len(text)
-        (row,) = term(prompt, [Response(ids, text, truncated=False)], [True])
+        (row,) = term(prompt, [Response(ids, text, truncated=False)], [Verdict.of(True)])
         assert len(row) == len(ids)
         expected = {}
         for end, valid in task.judge_steps(prompt, text):
@@ -254,7 +264,7 @@ def test_the_weighted_terms_are_summed_before_the_group_is_normalised():
 class Token(TokenReward):
     """Rewards the second token of each response."""
 
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return [[None, 3.0, *[None] * (r.length - 2)] for r in responses]
 
 
@@ -283,7 +293,7 @@ class Returns(Reward):
         super().__init__()
         self.value = value
 
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return self.value
 
 
@@ -298,7 +308,6 @@ class ReturnsTokens(Returns):
         (Returns([]), "returned 0 values for 2 responses"),
         (Returns(None), "returned None, expected one value for each of 2 responses"),
         (Returns(0.5), "returned 0.5, expected one value"),
-        (Returns([1.0, None]), "returned None, expected a number"),
         (Returns([1.0, "good"]), "returned 'good', expected a number"),
         (Returns([1.0, math.nan]), "returned nan; rewards must be finite"),
         (Returns([1.0, math.inf]), "returned inf; rewards must be finite"),
@@ -342,11 +351,11 @@ class Shorter(Reward):
         super().__init__(weight)
         self.scale = scale
 
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return [-r.length / self.scale for r in responses]
 
 class Broken(Reward):
-    def __call__(self, prompt, responses, correct):
+    def __call__(self, prompt, responses, verdicts):
         return [float("nan")] * len(responses)
 """
 
@@ -410,4 +419,4 @@ def test_steps_are_rewarded_in_a_run_whose_held_out_problems_are_others():
 
 def test_dropping_the_last_term_is_refused(capsys):
     message = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--data.rewards.correctness=null")
-    assert message.startswith("error: data.rewards={}: no term is left")
+    assert message.startswith("error: data.rewards: no term is left")

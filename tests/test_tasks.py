@@ -1,18 +1,14 @@
 """Where problems come from and how responses to them are judged."""
 
-import json
 import math
 import random
 import re
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from lit_reason.errors import ConfigError
 from lit_reason.tasks import PlanCount
-from lit_reason.tasks.math_problems import equivalent, extract
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -161,145 +157,3 @@ def test_difficulty_orders_by_the_number_of_steps():
         steps = int(task[i].text.rsplit("+", 1)[1].removesuffix("="))
         assert task.difficulty(task[i]) == (steps - 2) / 4
     assert PlanCount(n_min=3, n_max=3).difficulty(PlanCount(n_min=3, n_max=3)[0]) == 0
-
-
-# --- MathProblems: verdicts -----------------------------------------------------------------------
-
-RIGHT_AND_WRONG = [
-    # (format, response, accepted golds, refused golds)
-    ("boxed", r"So it is \boxed{\frac{3}{8}}.", ["3/8"], ["3"]),
-    ("boxed", r"\boxed{\frac{6}{\sqrt{3}}}", [r"2\sqrt{3}"], ["2"]),
-    ("boxed", r"\boxed{\frac{1}{1+\frac{1}{1+\frac{1}{2}}}}", ["3/5"], []),
-    ("boxed", r"\boxed{\dfrac{5}{6}}", ["5/6", r"\tfrac{5}{6}"], ["5"]),
-    ("boxed", r"\boxed{\frac34}", ["3/4"], ["34"]),
-    ("boxed", r"\boxed{12,600}", ["12600", "12,600"], ["12", "600"]),
-    ("boxed", r"\boxed{2,5}", ["2,5"], ["25"]),
-    ("boxed", r"\boxed{7{,}250}", ["7250"], ["250"]),
-    ("boxed", r"\boxed{3,\!141,\!592}", ["3141592"], []),
-    ("boxed", r"\boxed{25%}", [r"25\%"], []),
-    ("boxed", r"\boxed{0.25}", [], ["25"]),
-    ("boxed", r"\boxed{48\text{ cm}}", ["48"], ["480"]),
-    ("boxed", r"\boxed{\left(-\infty,4\right)}", [r"(-\infty,4)"], [r"(-\infty,4]"]),
-    ("boxed", r"\boxed{-\infty}", [], [r"\infty"]),
-    ("boxed", r"\boxed{(3,8]}", [r"\left(3, 8\right]"], ["(3,8)", "(3,9]"]),
-    ("boxed", r"\boxed{[0,6]}", [], ["0<x<6"]),
-    ("boxed", r"\boxed{\{9,1,4\}}", [r"\{1,4,9\}"], []),
-    ("boxed", r"\boxed{(4,1)}", ["(4, 1)"], ["(1,4)"]),
-    ("boxed", r"\boxed{1,4}", ["4,1"], [r"\{1,4,9\}"]),
-    ("boxed", r"remainder \boxed{007}, i.e. \boxed{007}", ["7"], ["007007", "77"]),
-    ("boxed", r"Try \boxed{12}. I forgot one: \boxed{13}.", ["13"], ["12"]),
-    ("boxed", "\\boxed{\N{MINUS SIGN}7}", ["-7"], ["7"]),
-    ("boxed", r"\boxed{\frac{3}{-4}}", ["-3/4", "-0.75"], ["3/4"]),
-    ("boxed", r"\boxed{2\frac{1}{2}}", ["5/2"], ["1"]),
-    ("boxed", r"\boxed{4 3/5}", ["23/5", "4.6"], ["4", "43/5"]),
-    ("boxed", r"\boxed{1 2}", [], ["12"]),
-    ("boxed", r"\boxed{\text{Friday}}", ["Friday", r"\text{Friday}"], ["Monday"]),
-    ("boxed", r"\boxed{45^{\circ}}", ["45", r"45^\circ"], ["54", "1"]),
-    ("boxed", r"\boxed{134_{5}}", ["134_5"], ["134_7", "1345"]),
-    ("boxed", r"\boxed{x = 17}", ["17", "x=17"], ["71"]),
-    ("boxed", r"\boxed{\frac{1}{3^{40}}}", ["3^{-40}"], [r"\frac{1}{3^{41}}", "0"]),
-    ("boxed", r"\boxed{\frac{1}{2", [], ["1/2", "1", ""]),
-    ("boxed", r"hence \boxed{", [], [""]),
-    ("boxed", r"\boxed{}", [], ["", "0"]),
-    ("boxed", r"So \boxed{6}. (I used \boxed as asked.)", ["6"], []),
-    ("boxed", r"Put your answer in \boxed", [], ["6"]),
-    ("boxed", r"\boxed{3.5}", [r"\boxed{\frac{7}{2}}", r"$\frac{7}{2}$", r"\frac72"], []),
-    ("boxed", r"\boxed{5}", [], ["", "see the figure"]),
-    ("boxed", r"\boxed{\frac{21}{50}}", ["0.42"], ["0.43"]),
-    ("boxed", r"\boxed{4.2\times 10^{5}}", ["420000"], ["42000"]),
-    ("boxed", r"\boxed{\text{(C)}}", ["C"], ["B"]),
-    ("boxed", r"\boxed{\$1,250.00}", ["1250"], ["250"]),
-    ("boxed", r"\boxed{\sqrt{12}}", [r"2\sqrt{3}"], [r"3\sqrt{2}"]),
-    ("boxed", r"$$\boxed{26}$$ which completes the solution.", ["26"], []),
-    ("boxed", r"\boxed{1}", [], [r"\{1,2\}"]),
-    ("boxed", r"\boxed{\{1,2\}}", [], ["1"]),
-    ("answer", "Answer: 9\nWait, zero is allowed too.\nAnswer: 14", ["14"], ["9"]),
-    ("answer", "The answer: hard to see.\nAnswer: 14", ["14"], []),
-    ("answer", "Answer: $58$", ["58"], ["5"]),
-    ("answer", "**Answer:** 58.", ["58"], []),
-    ("answer", r"Answer: \boxed{58}", ["58"], []),
-    ("answer", "Adding, 30 + 34 = 64.\nAnswer: **64**", ["64"], ["30"]),
-    ("answer", "Answer: C. A larger sample", [], ["A"]),
-    ("gsm8k", "There are 5 x 375.\n#### 1,875.", ["1875"], []),
-    ("gsm8k", "#### -12", ["-12"], ["12"]),
-    ("gsm8k", "#### ,", [], ["0"]),
-    ("gsm8k", "#### 18 eggs per day", ["18"], []),
-    ("gsm8k", "#### $1,250", ["1250"], []),
-    ("gsm8k", "#### 12 + 3 = 15", ["15"], ["12"]),
-]
-
-
-@pytest.mark.parametrize(("answer_format", "response", "right", "wrong"), RIGHT_AND_WRONG)
-def test_verdicts_are_those_of_a_careful_reader(answer_format, response, right, wrong):
-    stated = extract(response, answer_format)
-    for gold in right:
-        assert equivalent(gold, stated or ""), gold
-    for gold in wrong:
-        assert stated is None or not equivalent(gold, stated), gold
-
-
-def test_the_verdict_does_not_depend_on_the_thread_or_on_repetition():
-    """A38: outside the main thread Python delivers no alarm; the verdict is the same."""
-    pairs = [("2/7", r"\frac{2}{7}"), ("2/7", r"\frac{3}{7}"), (r"2\sqrt{3}", r"\sqrt{12}")]
-    here = [equivalent(*pair) for pair in pairs]
-    assert here == [True, False, True]
-    equivalent.cache_clear()
-    there = []
-    thread = threading.Thread(target=lambda: there.extend(equivalent(*pair) for pair in pairs))
-    thread.start()
-    thread.join()
-    assert there == here == [equivalent(*pair) for pair in pairs]
-
-
-def test_text_of_the_model_is_never_executed(tmp_path):
-    """A39: neither run nor able to change a later verdict."""
-    mark = tmp_path / "mark"
-    for attack in (
-        rf"__import__('pathlib').Path('{mark}').touch() or \pi",
-        f"[open('{mark}','w')]",
-        f"exec(\"open('{mark}','w')\")",
-    ):
-        assert not equivalent(r"\pi", attack)
-        assert not equivalent("1", attack)
-    assert not mark.exists()
-    assert equivalent(r"2\pi", r"\pi\cdot 2")
-
-
-def test_explosive_expressions_end_soon_and_are_wrong():
-    """A37: power towers and factorials."""
-    for attack in (r"9^{9^{9^{9}}}", r"(10^{9})!"):
-        started = time.perf_counter()
-        assert not equivalent("7", attack)
-        assert time.perf_counter() - started < 6
-    assert equivalent("1/2", "0.5")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\\", "$", "}{", "\\boxed{{{", "\\frac{}{}", "\x00", "∑", "((((", "a" * 5000]
-)
-def test_no_text_raises(text):
-    for answer_format in ("boxed", "answer", "gsm8k"):
-        for response in (text, f"\\boxed{{{text}}}", f"Answer: {text}", f"#### {text}"):
-            stated = extract(response, answer_format)
-            if stated is not None:
-                assert equivalent("7", stated) is False
-
-
-# --- data sets of other people, read where they lie -----------------------------------------------
-
-
-def shared(name):
-    if not (SHARED / name).exists():
-        pytest.skip(f"{name} does not lie beside the repository")
-    return str(SHARED / name)
-
-
-def test_verdicts_agree_with_those_published_with_gsm8k():
-    """Responses of real models, each with its authors' verdict."""
-    lines = Path(shared("gsm8k_model_solutions.jsonl")).read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    for row in rows:
-        gold = row["ground_truth"].rsplit("A:", 1)[1].strip()
-        stated = extract(row["solution"].replace("\nA:", "\n####"), "gsm8k")
-        right = stated is not None and equivalent(gold, stated)
-        assert right == row["is_correct"], (gold, row["solution"][-80:])

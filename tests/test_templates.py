@@ -44,7 +44,7 @@ def test_a_response_that_follows_the_prompt_literally_is_right(
     right = right or literal.replace("answer here", "2")
     assert task.verify(prompt, f"<think>I add.</think>\n{right}")
     assert not task.verify(prompt, "2")
-    assert task.format == choose(template, None, None, None)[1]
+    assert task.answer_format == choose(template, None, None, None)[1]
 
 
 def test_the_format_alone_chooses_the_template(path):
@@ -76,7 +76,7 @@ def test_a_prompt_that_asks_for_no_format_is_warned_of(path):
     for template in ("none", "Question: {question}\nAnswer:"):
         with pytest.warns(ConfigWarning, match=r"asks? for an answer format.*answer_format=boxed"):
             MathProblems(path, template=template)
-    assert MathProblems(path, template="none", system="Use \\boxed{}.").format == "boxed"
+    assert MathProblems(path, template="none", system="Use \\boxed{}.").answer_format == "boxed"
 
 
 def test_data_that_hold_their_prompt_keep_it(tmp_path):
@@ -85,7 +85,7 @@ def test_data_that_hold_their_prompt_keep_it(tmp_path):
     path = write(tmp_path / "p.jsonl", *held)
     for template in (None, "none", "dapo", "{question}"):
         task = MathProblems(path, template=template)
-        assert task.format == "answer"
+        assert task.answer_format == "answer"
         assert [task[i].text for i in range(2)] == held
         assert task.question(task[0]) == "1+1?"
     other = MathProblems(path, template="boxed")
@@ -96,7 +96,7 @@ def test_data_that_hold_their_prompt_keep_it(tmp_path):
 
 def test_a_template_on_top_of_a_request_of_the_data_is_refused(tmp_path):
     path = write(tmp_path / "p.jsonl", "1+1? Write #### and the number.", "0+2? End with ####.")
-    assert MathProblems(path).format == "gsm8k"
+    assert MathProblems(path).answer_format == "gsm8k"
     with pytest.raises(ConfigError, match=r"'boxed'.*already ask for gsm8k; set template to none"):
         MathProblems(path, template="boxed")
 

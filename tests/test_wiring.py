@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.aggregation import ConstantLength, PromptMean, SequenceMean, TokenMean
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError
+from lit_reason.filters import DropUniform
+from lit_reason.functional import soft_overlong
 from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
 from lit_reason.module import ReasonModule
@@ -15,11 +19,13 @@ from lit_reason.objectives import (
     ClippedSurrogate,
     EntropyBonus,
     KLToReference,
+    LossTerm,
     PositiveExampleLM,
     ValueLoss,
 )
 from tests.conftest import demonstrations, ready
 
+PROPERTY = settings(deadline=None, max_examples=40, derandomize=True, database=None)
 near = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -40,6 +46,7 @@ def batch(mask, rewards=None, group_ids=None, **fields):
         "step_mask": torch.zeros_like(mask),
         "correct": torch.zeros(size, dtype=torch.bool),
         "truncated": torch.zeros(size, dtype=torch.bool),
+        "scored": torch.ones(size, dtype=torch.bool),
         "group_ids": torch.tensor(group_ids or [0] * size),
         "prompt_index": torch.zeros(size, dtype=torch.long),
     }
@@ -58,6 +65,12 @@ def test_gae_decouples_policy_and_critic():
     out = GAE(lam_policy=1.0, lam_critic=0.95)(batch([[1, 1, 1]]), OUTCOME, VALUES)
     torch.testing.assert_close(out.advantages, torch.tensor([[0.8, 0.5, 0.4]]), **near)
     torch.testing.assert_close(out.returns, torch.tensor([[0.956, 0.98, 1.0]]), **near)
+
+
+def test_equal_lambdas_are_one_pass():
+    """§11 value: targets and advantages differ by the value alone."""
+    out = GAE(gamma=0.9, lam_policy=0.7, lam_critic=0.7)(batch([[1, 1, 1]]), OUTCOME, VALUES)
+    torch.testing.assert_close(out.returns, out.advantages + VALUES)
 
 
 def test_gae_takes_its_length_adaptive_lambda_from_each_response():
@@ -82,6 +95,18 @@ def test_gae_whitens_over_the_tokens_that_train_and_over_all_ranks():
     assert calls
 
 
+def test_gae_scales_without_shifting_on_request():
+    """B23: A / std over the tokens that train; the targets are those of no whitening."""
+    rollout = batch([[1, 1, 1, 1]])
+    rollout.loss_mask[0, 3] = False
+    steps, values = torch.tensor([[-2.0, -2.0, -95.0, 100.0]]), torch.zeros(1, 4)
+    plain, scaled = (GAE(lam_policy=1.0, whiten=w)(rollout, steps, values) for w in (False, "std"))
+    torch.testing.assert_close(plain.advantages, torch.tensor([[1.0, 3.0, 5.0, 100.0]]))
+    expected = torch.tensor([[0.61237, 1.83712, 3.06186, 0.0]])
+    torch.testing.assert_close(scaled.advantages, expected, **near)
+    assert torch.equal(scaled.returns, plain.returns)
+
+
 def test_group_relative_outcome_and_process():
     """§11: [1,0,0,0] -> 1.5/-.5; step rewards are normalised together and summed to the right."""
     rollout = batch([[1, 1]] * 4)
@@ -96,6 +121,30 @@ def test_group_relative_outcome_and_process():
     normalised = steps - 0.5
     expected = normalised.flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(out.advantages, expected, **near)
+
+
+def test_dr_grpo_does_not_scale_outcomes_and_padding_is_no_missing_signal():
+    """§11: [1,0,0,1,1] less its mean; a response is without signal only if all its tokens are."""
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0]]).T
+    rewards = torch.cat([rewards, torch.zeros(5, 1)], 1)
+    out = GroupRelative(scale_by_std=False)(batch([[1, 0]] * 5), rewards, None)
+    expected = torch.tensor([0.4, -0.6, -0.6, 0.4, 0.4])
+    torch.testing.assert_close(out.advantages[:, 0], expected, **near)
+    assert (out.advantages[:, 1] == 0).all()
+    assert (out.stats["advantage/zero_fraction"] == 0).all()
+
+
+@PROPERTY
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 24)), min_size=2, max_size=8))
+def test_every_group_that_dynamic_sampling_keeps_has_an_advantage(responses):
+    """§11: kept means a difference in verdicts, which no length penalty can level out."""
+    correct, lengths = (torch.tensor(x) for x in zip(*responses, strict=True))
+    rewards = torch.where(correct, 1.0, -1.0) + soft_overlong(lengths, 20, 10)
+    kept = bool(DropUniform()(correct[None], rewards[None]))
+    assert kept == (0 < int(correct.sum()) < len(responses))
+    if kept:
+        rollout = batch([[1]] * len(responses))
+        assert GroupRelative()(rollout, rewards[:, None], None).advantages.abs().max() > 0.1
 
 
 def test_a_group_without_difference_is_counted():
@@ -123,6 +172,9 @@ def test_the_clip_bounds_are_not_swapped():
     stats = term.stats(e, outputs)
     assert stats["clip_fraction_high"].tolist() == [[0, 1, 0, 0, 0]]
     assert stats["clip_fraction_low"].tolist() == [[0, 0, 1, 0, 0]]
+    torch.testing.assert_close(stats["ratio"], ratio, **near)
+    # k3 of KL(old ‖ new), estimated on tokens of the old policy: r - log r - 1
+    torch.testing.assert_close(stats["approx_kl"], ratio - ratio.log() - 1, **near)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +204,13 @@ def test_the_value_clip_takes_the_maximum_and_rests_in_warm_up():
     e.phase = "value_warmup"
     torch.testing.assert_close(term.loss(e, values), torch.tensor([[0.005, 1.125]]), **near)
     assert term.stats(e, values) == {}
+
+
+def test_actor_and_critic_train_on_tokens_of_their_own():
+    rollout = batch([[1, 1]])
+    rollout.loss_mask[0, 0], rollout.value_mask[0, 1] = False, False
+    assert ClippedSurrogate().mask(experience(rollout)).tolist() == [[False, True]]
+    assert ValueLoss().mask(experience(rollout)).tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +244,10 @@ class Scores(torch.nn.Module):
         self.logprobs = torch.nn.Parameter(torch.tensor(logprobs))
 
 
-def one_step(terms, rollout, logprobs, **fields):
+def one_step(terms, rollout, logprobs, left_behind=None, **fields):
     """Losses and gradient of one step of a network that outputs `logprobs`."""
     network = Scores(logprobs)
+    network.logprobs.grad = left_behind
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     for term in terms.values():
         term.aggregation = term.aggregation or TokenMean()
@@ -206,6 +266,27 @@ def test_the_lm_loss_enters_with_mu():
     assert stats["loss/lm"] == 1
     expected = torch.tensor([[-0.05, -0.05], [0.0, 0.0]])
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_gradient_left_behind_does_not_enter_the_step():
+    rollout, terms = batch([[1, 1]], correct=torch.tensor([True])), {"lm": PositiveExampleLM(1.0)}
+    left_behind = torch.full((1, 2), 7.0)
+    _, gradient = one_step(terms, rollout, [[-1.0, -1.0]], left_behind)
+    torch.testing.assert_close(gradient, torch.full((1, 2), -0.5))
+
+
+class Infinite(LossTerm):
+    """A loss that is not finite, whose gradient is."""
+
+    def loss(self, experience, outputs):
+        return outputs.logprobs + float("inf")
+
+
+def test_a_loss_that_is_not_finite_skips_a_step_whose_gradient_is():
+    stats, step = one_step({"policy": Infinite()}, batch([[1, 1]]), [[-1.0, -1.0]])
+    assert stats["grad_norm/actor"].isfinite()
+    assert stats["update/skipped_actor"] == stats["update/nonfinite_actor"] == 1
+    assert (step == 0).all()
 
 
 def test_a_row_weight_scales_its_loss_and_not_the_normaliser():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from lit_reason.batch import RolloutBatch
-from lit_reason.callbacks.samples import append_rows, describe_rows
+from lit_reason.batch import Prediction
+from lit_reason.callbacks.samples import append_rows
 from lit_reason.errors import ConfigError
 
 
 class PredictionWriter(BasePredictionWriter):
     """Writes every response of `predict` as one line of `RUN_DIR/predictions.jsonl`.
 
-    With several ranks each writes its own `predictions_RANK.jsonl`.
+    With several ranks each writes its own `predictions_RANK.jsonl`. `scripts/rescore.py` reads
+    them.
     """
 
     def __init__(self) -> None:
@@ -41,13 +43,49 @@ class PredictionWriter(BasePredictionWriter):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: RolloutBatch,
+        prediction: Prediction,
         batch_indices: Sequence[int] | None,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
         """Appends one batch."""
-        module: Any = pl_module
-        valid = prediction[prediction.prompt_index >= 0]
-        append_rows(self.path(trainer), describe_rows(valid, module.backbone.tokenizer))
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        append_rows(self.path(trainer), prediction_rows(prediction, data.val_task.answer_format))
+
+
+def prediction_rows(prediction: Prediction, answer_format: str | None) -> list[dict[str, Any]]:
+    """The responses of a batch as plain values, without those that only fill up a shard.
+
+    Args:
+        prediction: What `predict_step` returned.
+        answer_format: Of the task, for those who judge the responses again.
+    """
+    rollout, logprobs = prediction
+    lengths, rows, seen = rollout.lengths.tolist(), [], Counter[int]()
+    for i, prompt in enumerate(rollout.prompts):
+        group, verdict = int(rollout.group_ids[i]), rollout.verdicts[i]
+        seen[group] += 1
+        if rollout.prompt_index[i] < 0:
+            continue
+        rows.append(
+            {
+                "prompt_index": prompt.index,
+                "sample": seen[group] - 1,
+                "source": prompt.source,
+                "prompt": prompt.text,
+                "response": rollout.texts[i],
+                "answer": verdict.answer,
+                "gold": prompt.answer,
+                "answer_format": answer_format,
+                "status": str(verdict.status),
+                "correct": verdict.correct,
+                "reward": round(float(rollout.rewards[i]), 6) if rollout.scored[i] else None,
+                "logprob": round(float(logprobs[i]), 5),
+                "logprob_mean": round(float(logprobs[i]) / max(lengths[i], 1), 6),
+                "length": lengths[i],
+                "truncated": bool(rollout.truncated[i]),
+                "rollout": rollout.policy_version,
+            }
+        )
+    return rows

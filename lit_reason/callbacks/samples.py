@@ -33,9 +33,10 @@ class SampleTable(Callback):
         """Drops rows of rollouts that a resumed run will generate again."""
         path = Path(trainer.default_root_dir, "samples.jsonl")
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            # not splitlines: responses may hold other line separators; the last part is no line
+            *lines, _ = path.read_text(encoding="utf-8").split("\n")
             done: Any = pl_module.policy_version
-            kept = [x for x in lines if x.endswith("\n") and json.loads(x)["rollout"] < done]
+            kept = [x + "\n" for x in lines if json.loads(x)["rollout"] < done]
             path.write_text("".join(kept), encoding="utf-8")
 
     @rank_zero_only

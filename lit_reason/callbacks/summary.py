@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,23 @@ class RunSummary(Callback):
         """Prints the table."""
         minutes = (time.perf_counter() - self.started) / 60
         table = Table(title=f"{self.validated} rollouts in {minutes:.1f} min")
-        for column in ("held-out problems", "before", "after"):
+        for column in ("held-out problems", "before", "after", "95 % interval"):
             table.add_column(column, justify="left" if column.startswith("held") else "right")
         for name, value in self.after.items():
-            table.add_row(name, f"{self.before[name]:.3f}", f"{value:.3f}")
+            if _is_shown(name):
+                low, high = self.after[f"{name}_low"], self.after[f"{name}_high"]
+                # what was not measured before, as the majority of answers nobody stated
+                before = self.before.get(name, math.nan)
+                table.add_row(name, f"{before:.3f}", f"{value:.3f}", f"[{low:.3f}, {high:.3f}]")
         console = Console()
         if self.after:
             console.print(table)
         folder = Path(trainer.default_root_dir)
         for path in sorted(p for p in folder.glob("*") if not p.name.startswith(".")):
             console.print(f"  {path}", soft_wrap=True, highlight=False)
+
+
+def _is_shown(name: str) -> bool:
+    """Of a single data set only the accuracy, and no interval on its own."""
+    single = name.count("/") > 1
+    return name.endswith("/accuracy") if single else not name.endswith(("_low", "_high"))

@@ -2,6 +2,8 @@ r"""Pure tensor functions: the equations of the papers, one function each.
 
 No modules, no configuration, no logging. Every mask is boolean with True = counts; every
 statistic is float32 or better; bad input raises ``ValueError`` naming the argument and its shape.
+To see what its tensors hold a call waits for the device once (:func:`explained_variance` twice),
+and not at all inside :func:`unchecked_values`.
 
 Advantages (`advantages`)
     * :func:`outcome_to_tokens`: reward on the last token, DeepSeekMath Eq. 2
@@ -41,8 +43,14 @@ Length rewards (`rewards`)
 
 Evaluation (`evaluation`)
     * :func:`mean_at_k`, :func:`pass_at_k`, :func:`majority_at_k`: avg@k, Codex Eq. 1, cons@k
+    * :func:`majority_of_classes`: cons@k of many problems at once
+    * :func:`bootstrap_interval`: percentile bootstrap over problems
+
+Checks (`_checks`)
+    * :func:`unchecked_values`: leaves out the checks of what tensors hold
 """
 
+from lit_reason.functional._checks import unchecked_values
 from lit_reason.functional.advantages import (
     gae,
     kl_penalised_rewards,
@@ -61,7 +69,13 @@ from lit_reason.functional.aggregation import (
     token_mean,
     token_weights,
 )
-from lit_reason.functional.evaluation import majority_at_k, mean_at_k, pass_at_k
+from lit_reason.functional.evaluation import (
+    bootstrap_interval,
+    majority_at_k,
+    majority_of_classes,
+    mean_at_k,
+    pass_at_k,
+)
 from lit_reason.functional.groups import group_relative, group_relative_process
 from lit_reason.functional.losses import (
     clip_masks,
@@ -94,6 +108,7 @@ __all__ = [
     "Reduce",
     "WeightsAndCount",
     "aggregate",
+    "bootstrap_interval",
     "clip_masks",
     "clipped_surrogate",
     "constant_mean",
@@ -111,6 +126,7 @@ __all__ = [
     "length_adaptive_lambda",
     "logprobs_and_entropy",
     "majority_at_k",
+    "majority_of_classes",
     "masked_mean",
     "masked_sum",
     "masked_whiten",
@@ -127,6 +143,7 @@ __all__ = [
     "soft_overlong",
     "token_mean",
     "token_weights",
+    "unchecked_values",
     "value_loss",
     "zero_outside",
 ]

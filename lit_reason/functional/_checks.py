@@ -1,9 +1,86 @@
-"""Argument checks shared by the functional core; every message names the argument and its shape."""
+"""Argument checks shared by the functional core; every message names the argument and its shape.
+
+Shapes and dtypes are checked always. What a tensor *holds* is checked by `check_values`, once a
+call, because reading it waits for the device; `unchecked_values` leaves that out.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+_unchecked: ContextVar[bool] = ContextVar("unchecked", default=False)
+
+
+@contextmanager
+def unchecked_values() -> Iterator[None]:
+    """Leave out the checks of what tensors hold; shapes, dtypes and settings are still checked.
+
+    For a training step that tests its loss and gradients for nan itself, as `Learner` does: a
+    step that is not finite is then skipped and counted, where an exception on one rank would leave
+    the others waiting, and no check makes the host wait for the device.
+
+    Example:
+        >>> from lit_reason.functional import nll
+        >>> with unchecked_values():
+        ...     nll(torch.tensor([float("nan")]))
+        tensor([nan])
+    """
+    token = _unchecked.set(True)
+    try:
+        yield
+    finally:
+        _unchecked.reset(token)
+
+
+class Fault(NamedTuple):
+    """Something that a tensor must not hold, and where it does."""
+
+    name: str
+    shape: torch.Size
+    kind: str
+    where: Tensor
+
+    def __str__(self) -> str:
+        return f"`{self.name}` of shape {tuple(self.shape)} has {int(self.where.sum())} {self.kind}"
+
+
+def check_values(*faults: Iterable[Fault]) -> None:
+    """Raise `ValueError` for the first fault that is found; waits for the device once.
+
+    The faults are generators: inside `unchecked_values` nothing is computed.
+    """
+    if _unchecked.get():
+        return
+    found = list(chain(*faults))
+    if not found:
+        return
+    device = found[0].where.device
+    present = torch.stack([f.where.any().to(device) for f in found]).tolist()
+    for fault in (f for f, there in zip(found, present, strict=True) if there):
+        raise ValueError(str(fault))
+
+
+def non_finite(mask: Tensor | None = None, **tensors: Tensor) -> Iterator[Fault]:
+    """Faults: nan or inf (where `mask` is True, if given)."""
+    for name, tensor in tensors.items():
+        finite = torch.isfinite(tensor)
+        bad = ~finite if mask is None else mask & ~finite
+        yield Fault(name, tensor.shape, "non-finite value(s)", bad)
+
+
+def outside(low: float, high: float, **tensors: Tensor) -> Iterator[Fault]:
+    """Faults: numbers not in [low, high], nan among them."""
+    for name, tensor in tensors.items():
+        bad = ~((tensor >= low) & (tensor <= high))
+        yield Fault(name, tensor.shape, f"value(s) outside [{low}, {high}]", bad)
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -43,27 +120,32 @@ def check_dim(ndim: int, **tensors: Tensor) -> None:
             )
 
 
-def check_finite(mask: Tensor | None = None, **tensors: Tensor) -> None:
-    """Raise `ValueError` if a named tensor holds nan or inf (where `mask` is True, if given)."""
+def check_integers(**tensors: Tensor) -> None:
+    """Raise `ValueError` unless every named tensor holds integers."""
     for name, tensor in tensors.items():
-        bad = ~torch.isfinite(tensor)
-        count = int((bad if mask is None else bad & mask).sum())
-        if count:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise ValueError(
-                f"`{name}` of shape {tuple(tensor.shape)} has {count} non-finite value(s)"
+                f"`{name}` must hold integers, got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
 
 
 def check_group_ids(size: int, group_ids: Tensor) -> None:
-    """Raise `ValueError` unless `group_ids` is an integer vector with one id per row."""
+    """Raise `ValueError` unless `group_ids` is an integer vector, one id a row, of some rows."""
     check_shape(torch.Size([size]), group_ids=group_ids)
-    if group_ids.is_floating_point() or group_ids.is_complex() or group_ids.dtype == torch.bool:
-        raise ValueError(f"`group_ids` must hold integers, got {group_ids.dtype}")
+    check_integers(group_ids=group_ids)
+    if not size:
+        raise ValueError(f"`group_ids` of shape {tuple(group_ids.shape)} holds no group")
 
 
-def check_range(name: str, value: float | Tensor, low: float, high: float) -> None:
-    """Raise `ValueError` unless `low <= value <= high` (everywhere, if `value` is a tensor)."""
-    inside = (value >= low) & (value <= high)
-    if not bool(torch.as_tensor(inside).all()):
-        shown = tuple(value.shape) if isinstance(value, Tensor) else value
-        raise ValueError(f"`{name}` must lie in [{low}, {high}], got {shown}")
+def check_number(low: float = 0.0, high: float = math.inf, **settings: float) -> None:
+    """Raise `ValueError` unless `low <= value <= high` for every named setting; nan never is."""
+    for name, value in settings.items():
+        if not low <= value <= high:
+            raise ValueError(f"`{name}`={value} must lie in [{low}, {high}]")
+
+
+def check_positive(**settings: float) -> None:
+    """Raise `ValueError` unless every named setting is a finite number above 0."""
+    for name, value in settings.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"`{name}`={value} must be positive and finite")

@@ -6,15 +6,21 @@ chosen, the state after the last token is terminal and worth 0 unless bootstrapp
 
 from __future__ import annotations
 
+import math
+import sys
+
 import torch
 from torch import Tensor
 
 from lit_reason.functional._checks import (
     check_dim,
-    check_finite,
     check_mask,
-    check_range,
+    check_number,
+    check_positive,
     check_shape,
+    check_values,
+    non_finite,
+    outside,
     upcast,
 )
 from lit_reason.functional.masked import zero_outside
@@ -45,7 +51,7 @@ def outcome_to_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
     check_dim(2, mask=mask)
     check_mask(mask.shape, mask=mask)
     check_shape(mask.shape[:1], rewards=rewards)
-    check_finite(rewards=rewards)
+    check_values(non_finite(rewards=rewards))
     tokens_left = mask.flip(1).cumsum(1).flip(1)
     is_last = mask & (tokens_left == 1)
     return zero_outside(rewards[:, None].expand(mask.shape), is_last)
@@ -100,39 +106,43 @@ def gae(
     check_dim(2, rewards=rewards)
     check_shape(rewards.shape, values=values)
     check_mask(rewards.shape, mask=mask)
-    check_finite(mask, rewards=rewards, values=values)
-    check_range("gamma", gamma, 0.0, 1.0)
-    check_range("lam", lam, 0.0, 1.0)
+    check_number(0.0, 1.0, gamma=gamma)
     dtype = torch.promote_types(upcast(rewards).dtype, upcast(values).dtype)
-    rows = rewards.shape[:1]
-    decay = gamma * torch.as_tensor(lam, dtype=dtype, device=rewards.device)
-    last = torch.zeros(rows, dtype=dtype, device=rewards.device)
-    if bootstrap is not None:
-        check_shape(rows, bootstrap=bootstrap)
-        check_finite(bootstrap=bootstrap)
-        last = bootstrap.to(dtype)
-    if decay.ndim:
-        check_shape(rows, lam=decay)
-    return _scan(
-        zero_outside(rewards, mask).to(dtype), zero_outside(values, mask).to(dtype), mask,
-        gamma, decay, last,
-    )  # fmt: skip
+    rows, device = rewards.shape[:1], rewards.device
+    after = torch.zeros(rows, dtype=dtype, device=device) if bootstrap is None else bootstrap
+    check_shape(rows, bootstrap=after)
+    faults = [non_finite(mask, rewards=rewards, values=values), non_finite(bootstrap=after)]
+    if isinstance(lam, Tensor):
+        check_shape(rows if lam.ndim else lam.shape, lam=lam)
+        faults.append(outside(0.0, 1.0, lam=lam))
+    else:
+        check_number(0.0, 1.0, lam=lam)
+    check_values(*faults)
+    lam = torch.as_tensor(lam, dtype=dtype, device=device)
+    rewards, values = (zero_outside(x, mask).to(dtype) for x in (rewards, values))
+    ahead = _look_ahead(rewards, values, mask, gamma, gamma * lam, gamma * after.to(dtype))
+    return (rewards + ahead).sub_(values).masked_fill_(~mask, 0.0)
 
 
-def _scan(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, decay: Tensor, next_value: Tensor
+def _look_ahead(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, decay: Tensor, after: Tensor
 ) -> Tensor:
-    """Backward recursion over time, vectorised over rows; a masked step carries its state over."""
-    # Time first, so that each step reads contiguous memory.
-    rewards, values, mask = (x.t().contiguous() for x in (rewards, values, mask))
-    advantage = torch.zeros_like(next_value)
-    out = torch.empty_like(rewards)
-    for t in reversed(range(len(rewards))):
-        delta = rewards[t] + gamma * next_value - values[t]
-        advantage = torch.where(mask[t], delta + decay * advantage, advantage)
-        next_value = torch.where(mask[t], values[t], next_value)
-        out[t] = advantage
-    return out.masked_fill_(~mask, 0.0).t().contiguous()
+    r"""What the λ-return G adds to each reward.
+
+    :math:`\gamma[(1-\lambda) V(s_{t+1}) + \lambda G_{t+1}]`. With λ = 1 no value enters, so that
+    the target is the reward-to-go whatever the critic says.
+
+    An affine recursion backwards over time, one fused operation a step for all rows; a masked step
+    carries its state over. Time comes first meanwhile, so that each step reads contiguous memory.
+    """
+    decay = decay[:, None] if decay.ndim else decay
+    term = decay * rewards + (gamma - decay) * values
+    state = torch.cat([term[:, 1:], after[:, None]], 1).t().contiguous()
+    factor = torch.where(mask, decay, 1.0).t().contiguous()
+    rows, factors = state.unbind(), factor.unbind()
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t].addcmul_(factors[t + 1], rows[t + 1])
+    return state.t()
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.0) -> Tensor:
@@ -153,16 +163,17 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.
         lengths ``(*)``; returns ``(*)`` in float32 (float64 for float64 input).
 
     Raises:
-        ValueError: If `alpha` is not positive or `lambda_min` not in [0, 1).
+        ValueError: If `alpha` is not positive and finite, `lambda_min` not in [0, 1), or a
+            length is negative or not finite.
 
     Example:
         >>> length_adaptive_lambda(torch.tensor([10, 40, 100, 1000]), alpha=0.05)
         tensor([0.0000, 0.5000, 0.8000, 0.9800])
     """
-    if alpha <= 0:
-        raise ValueError(f"`alpha` must be positive, got {alpha}")
+    check_positive(alpha=alpha)
     if not 0 <= lambda_min < 1:
-        raise ValueError(f"`lambda_min` must lie in [0, 1), got {lambda_min}")
+        raise ValueError(f"`lambda_min`={lambda_min} must lie in [0, 1)")
+    check_values(non_finite(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     lengths = upcast(lengths)
     below_one = 1.0 - torch.finfo(lengths.dtype).eps
     return (1.0 - 1.0 / (alpha * lengths)).clamp(min=lambda_min, max=below_one)
@@ -190,7 +201,8 @@ def kl_penalised_rewards(
         all tensors ``(B, T)``, mask bool; returns ``(B, T)``, zero outside the mask.
 
     Raises:
-        ValueError: On wrong shapes, a mask that is not boolean, or non-finite valid entries.
+        ValueError: On wrong shapes, a mask that is not boolean, non-finite valid entries, or a
+            `coef` that is negative or not finite.
 
     Example:
         >>> rewards, old, mask = torch.eye(2)[1:], -torch.ones(1, 2), torch.ones(1, 2) > 0
@@ -199,6 +211,9 @@ def kl_penalised_rewards(
     """
     check_shape(token_rewards.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
     check_mask(token_rewards.shape, mask=mask)
-    check_finite(mask, token_rewards=token_rewards, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_number(0.0, sys.float_info.max, coef=coef)
+    check_values(
+        non_finite(mask, token_rewards=token_rewards, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    )
     kl = upcast(logprobs) - upcast(ref_logprobs)
     return zero_outside(upcast(token_rewards) - coef * kl, mask)

@@ -11,6 +11,7 @@ micro-batches and *add* their losses. The mean of micro-batch means is another, 
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import torch
@@ -20,7 +21,11 @@ from lit_reason.functional._checks import (
     check_dim,
     check_group_ids,
     check_mask,
+    check_positive,
     check_shape,
+    check_values,
+    non_finite,
+    outside,
     upcast,
 )
 
@@ -99,7 +104,8 @@ def prompt_weights(mask: Tensor, group_ids: Tensor) -> WeightsAndCount:
         mask ``(B, T)`` bool, group_ids ``(B,)`` int; returns weights ``(B, T)`` and count ``()``.
 
     Raises:
-        ValueError: On wrong shapes, a mask that is not boolean or ids that are not integers.
+        ValueError: On wrong shapes, a mask that is not boolean, ids that are not integers, or no
+            row at all.
 
     Example:
         >>> mask = torch.tensor([[True, True], [True, True], [True, False]])
@@ -131,7 +137,8 @@ def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
         mask ``(B, T)`` bool; returns weights ``(B, T)`` and count ``()``.
 
     Raises:
-        ValueError: If the mask is not boolean or not two-dimensional, or `length` is not positive.
+        ValueError: If the mask is not boolean or not two-dimensional, or `length` is not
+            positive and finite.
 
     Example:
         >>> weights, count = constant_weights(torch.tensor([[True, True], [True, False]]), 4)
@@ -139,8 +146,7 @@ def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
         (tensor([[0.2500, 0.2500],
                 [0.2500, 0.0000]]), tensor(2.))
     """
-    if not length > 0:
-        raise ValueError(f"`length` must be positive, got {length}")
+    check_positive(length=length)
     lengths = _row_lengths(mask)
     return (mask.float() / length, (lengths > 0).float().sum())
 
@@ -149,8 +155,9 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     r"""Weighted sum over a (micro-)batch, divided by the global count.
 
     :math:`\sum w\,\ell / \max(N, 1)`. Losses at weight 0 are replaced before multiplying, so a
-    nan there reaches neither the value nor the gradient of `loss`. With nothing to count it is 0
-    and still attached to the graph, so gradient hooks fire on every rank.
+    nan there reaches neither the value nor the gradient of `loss`; one that counts makes the sum
+    nan, for the caller to notice. With nothing to count the result is 0 and still attached to the
+    graph, so gradient hooks fire on every rank.
 
     Args:
         loss: Per-token losses.
@@ -162,7 +169,7 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
         loss, weights ``(*)``, count ``()``; returns ``()``.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, a weight is not finite, or the count negative or nan.
 
     Example:
         >>> loss = torch.tensor([[1.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
@@ -172,14 +179,20 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
         tensor(2.)
     """
     check_shape(loss.shape, weights=weights)
+    count = torch.as_tensor(count, device=loss.device)
+    check_shape(torch.Size(), count=count)
+    check_values(non_finite(weights=weights), outside(0.0, math.inf, count=count))
     loss = upcast(loss)
     kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     total = (kept * weights).sum()
-    return total / torch.as_tensor(count, device=loss.device).clamp(min=1).to(total.dtype)
+    return total / count.clamp(min=1).to(total.dtype)
 
 
 def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Mean over all valid tokens: :func:`token_weights` on a batch that is not split.
+    r"""Mean over all valid tokens: :func:`token_weights` on a batch that is not split.
+
+    :math:`\frac{1}{\sum_i |o_i|} \sum_i \sum_t \ell_{i,t}`, DAPO (arXiv:2503.14476) Eq. 8 and VAPO
+    (arXiv:2504.05118) Eq. 8.
 
     Args:
         loss: Per-token losses.
@@ -200,7 +213,10 @@ def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Mean over responses of each one's token mean: :func:`sequence_weights`, batch not split.
+    r"""Mean over responses of each one's token mean: :func:`sequence_weights`, batch not split.
+
+    :math:`\frac1G \sum_i \frac{1}{|o_i|} \sum_t \ell_{i,t}`, GRPO (DeepSeekMath, arXiv:2402.03300)
+    Eq. 3.
 
     Args:
         loss: Per-token losses.
@@ -221,7 +237,10 @@ def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean over prompts of each one's token mean: :func:`prompt_weights`, batch not split.
+    r"""Mean over prompts of each one's token mean: :func:`prompt_weights`, batch not split.
+
+    :math:`\frac1P \sum_q \frac{1}{\sum_{i \in q} |o_i|} \sum_{i \in q} \sum_t \ell_{i,t}`, DAPO
+    (arXiv:2503.14476) Eq. 8 for each prompt.
 
     Args:
         loss: Per-token losses.
@@ -232,7 +251,8 @@ def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
         loss ``(B, T)``, mask ``(B, T)`` bool, group_ids ``(B,)`` int; returns ``()``.
 
     Raises:
-        ValueError: On wrong shapes, a mask that is not boolean or ids that are not integers.
+        ValueError: On wrong shapes, a mask that is not boolean, ids that are not integers, or no
+            row at all.
 
     Example:
         >>> mask = torch.tensor([[True, True], [True, False], [True, False]])
@@ -244,7 +264,9 @@ def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
-    """Mean over responses of token sum / constant: :func:`constant_weights`, batch not split.
+    r"""Mean over responses of token sum / constant: :func:`constant_weights`, batch not split.
+
+    :math:`\frac1G \sum_i \frac1L \sum_t \ell_{i,t}`, Dr. GRPO (arXiv:2503.20783).
 
     Args:
         loss: Per-token losses.
@@ -255,7 +277,8 @@ def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
         loss ``(B, T)``, mask ``(B, T)`` bool; returns ``()``.
 
     Raises:
-        ValueError: If the mask is not boolean, the shapes differ, or `length` is not positive.
+        ValueError: If the mask is not boolean, the shapes differ, or `length` is not
+            positive and finite.
 
     Example:
         >>> mask = torch.tensor([[True, True, False, False], [True, True, True, True]])

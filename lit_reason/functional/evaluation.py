@@ -1,4 +1,4 @@
-r"""Scores of repeated samples: avg@k, pass@k, maj@k."""
+r"""Scores of repeated samples: avg@k, pass@k, maj@k, and how sure they are."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import comb
 
+import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import upcast
+from lit_reason.functional._checks import check_dim, check_mask, check_shape, upcast
 
 
 def mean_at_k(correct: Tensor) -> Tensor:
     r"""Share of a problem's k samples that are right: avg@k, an estimate of pass@1.
 
-    DAPO (arXiv:2503.14476) section 4.1 reports it with k = 32. Average over problems yourself.
+    :math:`\frac1k \sum_i [o_i \text{ is right}]`. DAPO (arXiv:2503.14476) section 4.1 reports it
+    with k = 32. Average over problems yourself.
 
     Args:
         correct: Verdicts of the k samples of each problem.
@@ -23,13 +25,14 @@ def mean_at_k(correct: Tensor) -> Tensor:
         correct ``(*, k)`` bool; returns ``(*)`` float32.
 
     Raises:
-        ValueError: If there is no sample.
+        ValueError: If there is no sample or `correct` is not boolean.
 
     Example:
         >>> import torch
         >>> mean_at_k(torch.tensor([[False, True, True, True], [False, True, False, False]]))
         tensor([0.7500, 0.2500])
     """
+    check_mask(correct.shape, correct=correct)
     if correct.ndim == 0 or correct.shape[-1] == 0:
         raise ValueError(f"`correct` of shape {tuple(correct.shape)} holds no sample")
     return upcast(correct).mean(-1)
@@ -67,8 +70,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
     r"""Credit of the most frequent answer: maj@k, also called cons@k.
 
-    Of m answers tied for most frequent, each gets 1/m of the credit: the expectation over a
-    random tie-break, the same for every order of the samples (arXiv:2203.11171 leaves ties open).
+    :math:`[a^\ast \in W] / |W|` with :math:`W = \arg\max_a |\{i : a_i = a\}|`. Of m answers tied
+    for most frequent, each gets 1/m of the credit: the expectation over a random tie-break, the
+    same for every order of the samples (arXiv:2203.11171 leaves ties open).
 
     Args:
         answers: Normalised answers of the k samples; None (nothing extracted) casts no vote.
@@ -85,3 +89,97 @@ def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
     top = max(votes.values(), default=0)
     winners = [answer for answer, count in votes.items() if count == top]
     return 1.0 / len(winners) if gold in winners else 0.0
+
+
+def majority_of_classes(classes: Tensor, correct: Tensor) -> Tensor:
+    r"""Credit of the most frequent answer of each problem: maj@k over classes of equal answers.
+
+    The rule for ties is that of :func:`majority_at_k`: of m classes tied for most frequent, each
+    gets 1/m of the credit. A class whose members were not all judged alike counts with the share
+    of them that is right.
+
+    Args:
+        classes: Number of the class of each sample's answer; below 0 casts no vote.
+        correct: Verdicts of the samples.
+
+    Shapes:
+        classes ``(*, k)`` int, correct ``(*, k)`` bool; returns ``(*)`` float32.
+
+    Raises:
+        ValueError: If the shapes differ or there is no sample.
+
+    Example:
+        >>> classes = torch.tensor([[0, 0, 1, 1], [2, 5, 5, -1]])
+        >>> correct = torch.tensor([[False, False, True, True], [False, True, True, False]])
+        >>> majority_of_classes(classes, correct)
+        tensor([0.5000, 1.0000])
+    """
+    check_shape(classes.shape, correct=correct)
+    if classes.ndim == 0 or classes.shape[-1] == 0:
+        raise ValueError(f"`classes` of shape {tuple(classes.shape)} holds no sample")
+    votes = classes >= 0
+    same = classes[..., :, None] == classes[..., None, :]
+    count = same.sum(-1).masked_fill(~votes, 0)
+    winners = votes & (count == count.amax(-1, keepdim=True))
+    # tied classes have equally many members, so the mean over members is the mean over classes
+    return (winners & correct).sum(-1) / winners.sum(-1).clamp(min=1)
+
+
+def bootstrap_interval(
+    values: Tensor, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    r"""Percentile bootstrap interval of column means, with rows drawn with replacement.
+
+    The rows are problems and the values means over a problem's samples: drawing problems accounts
+    for the choice of problems and for the chance in sampling from the model (Efron, 1979). All
+    columns use the same draws. A nan is left out of its column's means.
+
+    With few rows, or a mean near an end of its range, the interval is too narrow; if all rows are
+    equal it has no width.
+
+    Args:
+        values: One row a problem, one column a quantity.
+        resamples: Number of draws.
+        level: Coverage aimed at.
+        seed: Of the draws: the same values give the same interval.
+
+    Returns:
+        The lower and the upper ends.
+
+    Shapes:
+        values ``(N, C)``; returns two ``(C,)`` float64 on the CPU, nan for a column without values.
+
+    Raises:
+        ValueError: On a wrong shape, no resample, or a level outside (0, 1).
+
+    Example:
+        >>> low, high = bootstrap_interval(torch.tensor([[0.0], [1.0], [1.0], [1.0]]))
+        >>> low.item(), high.item()
+        (0.25, 1.0)
+    """
+    check_dim(2, values=values)
+    if resamples < 1 or not 0 < level < 1:
+        raise ValueError(f"`resamples`={resamples} must be at least 1, `level`={level} in (0, 1)")
+    rows, columns = values.shape
+    if rows == 0:
+        empty = torch.full((columns,), torch.nan, dtype=torch.float64)
+        return empty, empty
+    values = values.detach().cpu().double()
+    known = ~values.isnan()
+    both = torch.cat([values.nan_to_num(), known.double()], dim=1)  # (N, 2C)
+    generator = torch.Generator().manual_seed(seed)
+    means = []
+    for size in _blocks(resamples, rows):
+        drawn = torch.randint(rows, (size, rows), generator=generator)
+        times = torch.zeros(size, rows).scatter_add_(1, drawn, torch.ones(size, rows))
+        total, count = (times.double() @ both).split(columns, dim=1)
+        means.append(total / count)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = torch.cat(means).nanquantile(ends, dim=0)
+    return low, high
+
+
+def _blocks(resamples: int, rows: int) -> list[int]:
+    """Sizes of blocks of resamples that need at most 32 MiB each."""
+    size = max(2**22 // rows, 1)
+    return [min(size, resamples - start) for start in range(0, resamples, size)]

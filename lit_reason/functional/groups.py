@@ -2,14 +2,19 @@ r"""Advantages relative to the other responses to the same prompt: GRPO, DAPO, D
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from lit_reason.functional._checks import (
+    Fault,
     check_dim,
-    check_finite,
     check_group_ids,
     check_mask,
+    check_number,
+    check_values,
+    non_finite,
     upcast,
     wide,
 )
@@ -28,6 +33,8 @@ def group_relative(
     ddof: int = 1,
     eps: float = 1e-6,
     tolerance: float = 1e-6,
+    group_size: int | None = None,
+    valid: Tensor | None = None,
 ) -> Tensor:
     r"""Rewards relative to the group of responses to the same prompt.
 
@@ -42,19 +49,23 @@ def group_relative(
 
     Args:
         rewards: One scalar per response; bools, ints and half precision are accepted.
-        group_ids: Responses with equal ids form a group; sizes and order are free.
+        group_ids: Responses with equal ids form a group, in any order.
         scale_by_std: Divide by the group's standard deviation.
         ddof: 1 for the sample, 0 for the population standard deviation.
         eps: Added to the standard deviation.
         tolerance: Largest difference within a group, relative to ``max(1, max|R|)``, that
             counts as no difference.
+        group_size: Number of responses that every group must have; None leaves sizes free.
+        valid: False leaves a response out of its group's statistics and gives it 0; its reward is
+            not read.
 
     Shapes:
-        rewards ``(B,)``, group_ids ``(B,)`` int; returns ``(B,)`` in float32 (float64 for float64
-        input).
+        rewards ``(B,)``, group_ids ``(B,)`` int, valid ``(B,)`` bool; returns ``(B,)`` in float32
+        (float64 for float64 input).
 
     Raises:
-        ValueError: On wrong shapes, group ids that are not integers, or a non-finite reward.
+        ValueError: On wrong shapes, group ids that are not integers, no response at all, a
+            non-finite reward, groups not of `group_size`, or a setting that is negative or nan.
 
     Example:
         >>> ids = torch.tensor([7, 7, 7, 7, 3])
@@ -63,7 +74,36 @@ def group_relative(
     """
     check_dim(1, rewards=rewards)
     check_group_ids(len(rewards), group_ids)
-    check_finite(rewards=rewards)
+    faults = [non_finite(valid, rewards=rewards)]
+    if group_size is not None:
+        faults.append(_other_sizes(group_ids, group_size))
+    if valid is None:
+        check_values(*faults)
+        return _normalise(rewards, group_ids, scale_by_std, ddof, eps, tolerance)
+    check_mask(rewards.shape, valid=valid)
+    check_values(*faults)
+    kept = rewards[valid], group_ids[valid]
+    scaled = _normalise(*kept, scale_by_std, ddof, eps, tolerance)
+    return scaled.new_zeros(rewards.shape).masked_scatter(valid, scaled)
+
+
+def _other_sizes(group_ids: Tensor, size: int) -> Iterator[Fault]:
+    """Fault: responses in groups that have more or fewer than `size`."""
+    _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    wrong = counts[index] != size
+    yield Fault("group_ids", group_ids.shape, f"response(s) in groups not of {size}", wrong)
+
+
+def _normalise(
+    rewards: Tensor,
+    group_ids: Tensor,
+    scale_by_std: bool,
+    ddof: int,
+    eps: float,
+    tolerance: float,
+) -> Tensor:
+    """The computation of `group_relative`; of nothing it is nothing."""
+    check_number(ddof=ddof, eps=eps, tolerance=tolerance)
     unique, index = torch.unique(group_ids, return_inverse=True)
     x, groups = rewards.to(wide(rewards)), len(unique)
     size = _group_sum(torch.ones_like(x), index, groups)
@@ -116,7 +156,8 @@ def group_relative_process(
         ``(B, T)``, zero outside the mask.
 
     Raises:
-        ValueError: On wrong shapes or dtypes, or a non-finite step reward.
+        ValueError: On wrong shapes or dtypes, no response at all, a non-finite step reward, or a
+            setting that is negative or nan.
 
     Example:
         >>> step_rewards = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
@@ -129,7 +170,8 @@ def group_relative_process(
     check_dim(2, step_rewards=step_rewards)
     check_mask(step_rewards.shape, step_mask=step_mask, mask=mask)
     check_group_ids(len(step_rewards), group_ids)
+    check_values(non_finite(step_mask, step_rewards=step_rewards))
     ids = group_ids[:, None].expand(step_mask.shape)[step_mask]
-    scaled = group_relative(step_rewards[step_mask], ids, scale_by_std, ddof, eps, tolerance)
+    scaled = _normalise(step_rewards[step_mask], ids, scale_by_std, ddof, eps, tolerance)
     steps = scaled.new_zeros(step_mask.shape).masked_scatter(step_mask, scaled)
     return zero_outside(steps.flip(1).cumsum(1).flip(1), mask)

@@ -3,6 +3,8 @@ r"""Per-token losses: minimised, not aggregated, float32 or better.
 Combine them with :mod:`lit_reason.functional.aggregation`. The importance ratio is
 :math:`r_t = \exp(\log\pi_\theta - \log\pi_{old})`. Everything but the first argument of a loss is
 a constant: no gradient flows into old log-probabilities, advantages, returns or the reference.
+
+Nothing is masked here: put zeros where nothing counts first (``zero_outside``).
 """
 
 from __future__ import annotations
@@ -12,25 +14,37 @@ import math
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_shape, upcast
+from lit_reason.functional._checks import (
+    check_number,
+    check_shape,
+    check_values,
+    non_finite,
+    upcast,
+)
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ±20 before exponentiation (e^20 = 4.9e8): float32 cannot overflow."""
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    check_shape(logprobs.shape, old_logprobs=old_logprobs)
     log_ratio = upcast(logprobs) - upcast(old_logprobs.detach())
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def _check_clip(clip_low: float, clip_high: float, dual_clip: float | None) -> None:
-    if clip_low < 0 or clip_high < 0:
-        raise ValueError(
-            f"`clip_low` and `clip_high` must not be negative, got {clip_low}, {clip_high}"
-        )
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"`dual_clip` must be greater than 1, got {dual_clip}")
+def _check_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> None:
+    check_shape(logprobs.shape, old_logprobs=old_logprobs, advantages=advantages)
+    check_number(clip_low=clip_low, clip_high=clip_high)
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"`dual_clip`={dual_clip} must be greater than 1")
+    tensors = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": advantages}
+    check_values(non_finite(**tensors))
 
 
 def clipped_surrogate(
@@ -64,7 +78,8 @@ def clipped_surrogate(
         all tensors ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If shapes differ, a bound is negative, or `dual_clip` is not above 1.
+        ValueError: If shapes differ, a tensor is not finite, a bound is negative or nan, or
+            `dual_clip` is not above 1.
 
     Example:
         >>> ratio = torch.tensor([1.25, 1.5, 0.7, 1.5, 0.7])
@@ -72,8 +87,7 @@ def clipped_surrogate(
         >>> clipped_surrogate(ratio.log(), torch.zeros(5), advantages, clip_high=0.28)
         tensor([-1.2500, -1.2800,  0.8000,  1.5000, -0.7000])
     """
-    check_shape(logprobs.shape, advantages=advantages)
-    _check_clip(clip_low, clip_high, dual_clip)
+    _check_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip)
     ratio = _ratio(logprobs, old_logprobs)
     advantages = upcast(advantages.detach())
     # chosen by the bounds, not by max and clamp: their gradients at a tie differ between releases
@@ -113,7 +127,8 @@ def clip_masks(
         all tensors ``(*)``; returns three ``(*)`` bool tensors (low, high, dual).
 
     Raises:
-        ValueError: If shapes differ, a bound is negative, or `dual_clip` is not above 1.
+        ValueError: If shapes differ, a tensor is not finite, a bound is negative or nan, or
+            `dual_clip` is not above 1.
 
     Example:
         >>> ratio, advantages = torch.tensor([1.5, 0.7, 5.0]), torch.tensor([1.0, -1.0, -1.0])
@@ -123,8 +138,7 @@ def clip_masks(
         >>> dual.tolist()
         [False, False, True]
     """
-    check_shape(logprobs.shape, advantages=advantages)
-    _check_clip(clip_low, clip_high, dual_clip)
+    _check_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip)
     ratio = _ratio(logprobs, old_logprobs)
     negative = advantages < 0
     low = negative & (ratio < 1 - clip_low)
@@ -158,21 +172,26 @@ def value_loss(
         all tensors ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If shapes differ, or `clip` is given without `old_values` or is negative.
+        ValueError: If shapes differ, a tensor is not finite, or `clip` is given without
+            `old_values`, negative or nan.
 
     Example:
         >>> values, returns = torch.tensor([1.0, -0.5]), torch.tensor([0.9, 1.0])
         >>> value_loss(values, returns, old_values=torch.zeros(2), clip=0.2)
         tensor([0.2450, 1.1250])
     """
-    check_shape(values.shape, returns=returns)
+    tensors = {"values": values, "returns": returns}
+    if clip is not None:
+        check_number(clip=clip)
+        if old_values is None:
+            raise ValueError(f"`clip`={clip} needs `old_values`")
+        tensors["old_values"] = old_values
+    check_shape(values.shape, **tensors)
+    check_values(non_finite(**tensors))
     values, returns = upcast(values), upcast(returns.detach())
     error = (values - returns).square()
-    if clip is None:
+    if clip is None or old_values is None:
         return 0.5 * error
-    if old_values is None or clip < 0:
-        raise ValueError(f"`clip`={clip} needs `old_values` and must not be negative")
-    check_shape(values.shape, old_values=old_values)
     old_values = upcast(old_values.detach())
     clipped = torch.clamp(values, old_values - clip, old_values + clip)
     return 0.5 * torch.maximum(error, (clipped - returns).square())
@@ -180,6 +199,7 @@ def value_loss(
 
 def _log_ratio_to_reference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     check_shape(logprobs.shape, ref_logprobs=ref_logprobs)
+    check_values(non_finite(logprobs=logprobs, ref_logprobs=ref_logprobs))
     return upcast(ref_logprobs.detach()) - upcast(logprobs)
 
 
@@ -198,7 +218,7 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         both ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ or a tensor is not finite.
 
     Example:
         >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-1.5]))
@@ -221,7 +241,7 @@ def kl_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         both ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ or a tensor is not finite.
 
     Example:
         >>> kl_k2(torch.tensor([-1.0]), torch.tensor([-1.5]))
@@ -248,7 +268,7 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         both ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ or a tensor is not finite.
 
     Example:
         >>> kl_k3(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, 1.0]))
@@ -271,8 +291,12 @@ def nll(logprobs: Tensor) -> Tensor:
     Shapes:
         ``(*)``; returns ``(*)``.
 
+    Raises:
+        ValueError: If a log-probability is not finite.
+
     Example:
         >>> nll(torch.tensor([-1.0, -0.5]))
         tensor([1.0000, 0.5000])
     """
+    check_values(non_finite(logprobs=logprobs))
     return -upcast(logprobs)

@@ -12,14 +12,22 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_mask, check_shape, upcast, wide
+from lit_reason.functional._checks import (
+    Fault,
+    check_mask,
+    check_number,
+    check_shape,
+    check_values,
+    upcast,
+    wide,
+)
 
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
 """Sums a tensor elementwise over the data-parallel ranks and returns the total on every rank."""
 
 
 def zero_outside(x: Tensor, mask: Tensor) -> Tensor:
-    """Replace masked positions by zero, in float32 or better.
+    r"""Replace masked positions by zero, in float32 or better: :math:`m_i x_i`, with 0 · nan = 0.
 
     Apply it *before* a non-linear function if masked positions may hold nan or inf: masking only
     afterwards yields a finite value but a nan gradient (``0 * inf``).
@@ -92,16 +100,21 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return total / count.clamp(min=1).to(total.dtype)
 
 
-def _moments(x: Tensor, mask: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(
+    x: Tensor, mask: Tensor, reduce: Reduce | None, name: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of centred squares of the valid entries over all ranks.
 
     Two reductions, the mean first: the one-pass form E[x^2] - E[x]^2 cancels. Every rank makes
-    both calls, also one without a valid entry, so that no rank waits for another.
+    both calls, also one without a valid entry, so that no rank waits for another; and an entry that
+    is not finite is refused on every rank, after the first.
     """
     acc = wide(x)
     kept = zero_outside(x, mask)
-    first = torch.stack([mask.sum(dtype=acc), kept.sum(dtype=acc)])
-    count, total = (reduce(first) if reduce else first).unbind()
+    bad = (~torch.isfinite(kept)).sum(dtype=acc)
+    first = torch.stack([mask.sum(dtype=acc), kept.sum(dtype=acc), bad])
+    count, total, bad = (reduce(first) if reduce else first).unbind()
+    check_values([Fault(name, x.shape, "non-finite value(s), over all ranks", bad.long())])
     mean = total / count.clamp(min=1)
     # Rounding the mean to the precision of x makes constant data centre to exactly zero.
     squares = zero_outside(kept - mean.to(kept.dtype), mask).square().sum(dtype=acc)
@@ -142,7 +155,8 @@ def masked_whiten(
         than two entries are valid (over all ranks) or all valid entries are equal.
 
     Raises:
-        ValueError: If the mask is not boolean or the shapes differ.
+        ValueError: If the mask is not boolean, the shapes differ, a valid entry is not finite, or
+            a setting is negative or nan.
 
     Example:
         >>> x, mask = torch.tensor([1.0, 3.0, 5.0, 100.0]), torch.tensor([True, True, True, False])
@@ -153,7 +167,8 @@ def masked_whiten(
         >>> masked_whiten(x, mask, shift_mean=False)
         tensor([0.6124, 1.8371, 3.0619, 0.0000])
     """
-    count, mean, squares = _moments(x, mask, reduce)
+    check_number(ddof=ddof, eps=eps)
+    count, mean, squares = _moments(x, mask, reduce, "x")
     variance = squares / (count - ddof).clamp(min=1)
     scale = torch.rsqrt(variance + eps)
     scale = scale.masked_fill(_is_constant(variance, mean, x.dtype), 0.0)
@@ -185,7 +200,7 @@ def explained_variance(
         input).
 
     Raises:
-        ValueError: If the mask is not boolean or the shapes differ.
+        ValueError: If the mask is not boolean, the shapes differ, or a valid entry is not finite.
 
     Example:
         >>> returns = torch.tensor([1.0, -1.0, 1.0, -1.0])
@@ -198,8 +213,8 @@ def explained_variance(
     check_shape(returns.shape, values=values)
     returns, values = upcast(returns.detach()), upcast(values.detach())
     # The count enters both variances alike, so their ratio is that of the sums of squares.
-    count, mean, total = _moments(returns, mask, reduce)
-    _, _, residual = _moments(returns - values, mask, reduce)
+    count, mean, total = _moments(returns, mask, reduce, "returns")
+    _, _, residual = _moments(returns - values, mask, reduce, "values")
     constant = _is_constant(total / count.clamp(min=1), mean, returns.dtype)
     ratio = residual / total.masked_fill(constant, 1.0)
     return torch.where(constant, 0.0, 1.0 - ratio).to(returns.dtype)

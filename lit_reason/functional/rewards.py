@@ -2,10 +2,12 @@ r"""Length terms of the reward."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_dim, check_shape, upcast
+from lit_reason.functional._checks import check_dim, check_shape, check_values, outside, upcast
 
 
 def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
@@ -28,7 +30,7 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
         lengths ``(*)``; returns ``(*)`` float32 in [-1, 0].
 
     Raises:
-        ValueError: If `cache` is not positive or exceeds `max_length`.
+        ValueError: If `cache` is not positive or exceeds `max_length`, or a length is negative.
 
     Example:
         >>> soft_overlong(torch.tensor([6, 7, 10, 11]), max_length=10, cache=4)
@@ -36,6 +38,7 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
     """
     if not 0 < cache <= max_length:
         raise ValueError(f"`cache`={cache} must lie in (0, max_length={max_length}]")
+    check_values(outside(0.0, math.inf, lengths=lengths))
     # 0 - x rather than -x: no "-0." for the responses that are not punished.
     return 0.0 - ((upcast(lengths) - (max_length - cache)) / cache).clamp(0.0, 1.0)
 
@@ -57,7 +60,8 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
         lengths ``(G,)``, correct ``(G,)`` bool; returns ``(G,)`` float32 in [-0.5, 0.5].
 
     Raises:
-        ValueError: If shapes differ, the group is empty, or `correct` is not boolean.
+        ValueError: If shapes differ, the group is empty, `correct` is not boolean, or a length is
+            negative.
 
     Example:
         >>> kimi_length(torch.tensor([100, 200, 300]), torch.tensor([True, True, True]))
@@ -70,6 +74,7 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
             f"`correct` must be a non-empty bool tensor, got {correct.dtype} "
             f"of shape {tuple(correct.shape)}"
         )
+    check_values(outside(0.0, math.inf, lengths=lengths))
     lengths = upcast(lengths)
     spread = lengths.max() - lengths.min()
     score = 0.5 - (lengths - lengths.min()) / spread.clamp(min=1)

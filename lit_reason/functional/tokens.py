@@ -6,6 +6,7 @@ end-of-sequence share an id, that would erase the token which ended the response
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -13,14 +14,23 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_reason.functional._checks import check_dim, check_range, check_shape, upcast
+from lit_reason.functional._checks import (
+    check_dim,
+    check_integers,
+    check_shape,
+    check_values,
+    outside,
+    upcast,
+)
 
 EntropyMode: TypeAlias = Literal["none", "detached", "grad"]
 """Whether to compute the entropy not at all, without a gradient (a metric), or with one."""
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Position of each token among the real ones of its row.
+    r"""Position of each token among the real ones of its row.
+
+    :math:`\max(\sum_{s \le t} m_s - 1, 0)`.
 
     A left-padded row gets the positions it would have alone. Padding gets 0, or the last position
     before it; the attention mask hides it anyway.
@@ -46,11 +56,13 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 def response_mask(
     ids: Tensor, eos_ids: Sequence[int], lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Which response tokens exist, and which responses were cut off.
+    r"""Which response tokens exist, and which responses were cut off.
 
-    A token exists if it was generated and no end id stands before it; the first end id itself
-    belongs to the response. A response is truncated if it holds no end id at all, so one
-    that ends on the last allowed token is not. An empty response is truncated.
+    :math:`m_t = [t < n]\prod_{s<t}[o_s \notin \text{eos}]`, the tokens that :math:`|o|` counts in
+    DeepSeekMath (arXiv:2402.03300) Eq. 3 and DAPO (arXiv:2503.14476) Eq. 8: a token
+    exists if it was generated and no end id stands before it; the first end id itself belongs to
+    the response. A response is truncated if it holds no end id at all, so one that ends on the last
+    allowed token is not. An empty response is truncated.
 
     Args:
         ids: Generated ids, without the prompt, right-padded.
@@ -63,7 +75,7 @@ def response_mask(
         ``(B,)`` bool.
 
     Raises:
-        ValueError: On wrong shapes, or a length outside [0, T].
+        ValueError: On wrong shapes, ids that are not integers, or a length outside [0, T].
 
     Example:
         >>> mask, truncated = response_mask(torch.tensor([[7, 8, 2, 2], [7, 7, 7, 7]]), eos_ids=[2])
@@ -72,11 +84,12 @@ def response_mask(
                 [1, 1, 1, 1]], dtype=torch.int32), tensor([False,  True]))
     """
     check_dim(2, ids=ids)
+    check_integers(ids=ids)
     is_end = torch.isin(ids, torch.tensor(list(eos_ids), dtype=ids.dtype, device=ids.device))
     generated = torch.ones_like(is_end)
     if lengths is not None:
         check_shape(ids.shape[:1], lengths=lengths)
-        check_range("lengths", lengths, 0, ids.shape[1])
+        check_values(outside(0, ids.shape[1], lengths=lengths))
         generated = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     is_end = is_end & generated
     ends_before = is_end.long().cumsum(1) - is_end.long()
@@ -206,7 +219,7 @@ def logprobs_and_entropy(
 
     Args:
         logits: Scores over the vocabulary; -inf marks a forbidden token.
-        ids: Tokens to score, all valid ids, also at padding.
+        ids: Tokens to score, in [0, V), also at padding.
         temperature: The sampling temperature τ. 0 (greedy) scores at 1, without a division.
         entropy: ``"none"``, ``"detached"`` (a metric: no gradient path) or ``"grad"``.
         chunk: Positions per chunk; None picks about 1/32 of them.
@@ -216,7 +229,8 @@ def logprobs_and_entropy(
         in nats or None, both float32 (float64 for float64 input).
 
     Raises:
-        ValueError: If shapes do not match, the temperature is negative, or `chunk` is below 1.
+        ValueError: If shapes do not match, an id is outside [0, V), the temperature is negative
+            or not finite, or `chunk` is below 1.
 
     Example:
         >>> logits, ids = torch.tensor([[[2.0, 1.0, 0.0]]]), torch.tensor([[0]])
@@ -226,10 +240,23 @@ def logprobs_and_entropy(
         tensor([[-0.1429]])
     """
     check_shape(logits.shape[:-1], ids=ids)
-    if not temperature >= 0:
-        raise ValueError(f"`temperature` must not be negative, got {temperature}")
+    _check_scoring(ids, temperature, entropy)
+    check_values(outside(0, logits.shape[-1] - 1, ids=ids))
+    return _score(logits, ids, temperature, entropy, chunk)
+
+
+def _check_scoring(ids: Tensor, temperature: float, entropy: EntropyMode) -> None:
+    check_integers(ids=ids)
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"`temperature`={temperature} must be finite and not negative")
     if entropy not in ("none", "detached", "grad"):
         raise ValueError(f"`entropy` must be 'none', 'detached' or 'grad', got {entropy!r}")
+
+
+def _score(
+    logits: Tensor, ids: Tensor, temperature: float, entropy: EntropyMode, chunk: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """`logprobs_and_entropy` of checked arguments."""
     shape, size = ids.shape, _chunk_size(ids.numel(), logits.shape[-1], chunk)
     # Two leading dimensions, without copying: a slice of larger logits stays a view.
     if ids.ndim != 2:
@@ -246,7 +273,9 @@ def hidden_logprobs_and_entropy(
     entropy: EntropyMode = "none",
     chunk: int = 256,
 ) -> tuple[Tensor, Tensor | None]:
-    r"""The same from hidden states, never holding the logits of more than one chunk.
+    r"""The same from hidden states h, never holding the logits of more than one chunk.
+
+    :math:`\log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}` with :math:`z = \text{head}(h_t) / \tau`.
 
     Applies `head` chunk by chunk and, where a gradient is needed and there is more than one chunk,
     again in the backward pass. The peak extra memory is a few times ``chunk * V`` floats, whatever
@@ -265,7 +294,8 @@ def hidden_logprobs_and_entropy(
         hidden ``(*, H)``, ids ``(*)`` int64; returns as :func:`logprobs_and_entropy`.
 
     Raises:
-        ValueError: If shapes do not match, the temperature is negative, or `chunk` is below 1.
+        ValueError: If shapes do not match, an id is outside [0, V), the temperature is negative
+            or not finite, or `chunk` is below 1.
 
     Example:
         >>> head = torch.nn.Linear(4, 8, bias=False)
@@ -276,10 +306,16 @@ def hidden_logprobs_and_entropy(
                 [-2.0794, -2.0794, -2.0794]], grad_fn=<ViewBackward0>)
     """
     check_shape(hidden.shape[:-1], ids=ids)
-    size = _chunk_size(ids.numel(), 1, chunk)
+    _check_scoring(ids, temperature, entropy)
+    size, checked = _chunk_size(ids.numel(), 1, chunk), False
 
     def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logprobs_and_entropy(head(states), tokens, temperature, entropy)
+        nonlocal checked
+        logits = head(states)
+        if not checked:  # the first chunk tells the size of the vocabulary
+            check_values(outside(0, logits.shape[-1] - 1, ids=ids))
+            checked = True
+        return _score(logits, tokens, temperature, entropy, None)
 
     flat, tokens = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
     if len(tokens) <= size:  # nothing to gain from a second pass

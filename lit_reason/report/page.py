@@ -60,7 +60,11 @@ def write_page(runs: Sequence[Run], picture: Path, path: Path) -> None:
 
 def _evaluations(run: Run) -> str:
     """The first and the last value of everything measured on held-out problems."""
-    measured = {k: s for k, s in run.series.items() if k.startswith(HELD_OUT)}
+    measured = {
+        k: s
+        for k, s in run.series.items()
+        if k.startswith(HELD_OUT) and not k.endswith(("_low", "_high"))
+    }
     if not measured:
         return f"<p>{escape(run.name)}: no evaluation on held-out problems yet.</p>"
     rows = []

@@ -16,9 +16,12 @@ class Task(ABC):
     Attributes:
         response_pattern: Regular expression of a well-formed response, for the `Format` reward;
             `None` if the task prescribes none.
+        answer_format: Name of the way in which responses state their answer, written beside
+            predictions so that they can be judged again without the task; `None` if it has none.
     """
 
     response_pattern: str | None = None
+    answer_format: str | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -38,6 +41,13 @@ class Task(ABC):
         A task overrides this to judge many responses at once, or to tell more than right and wrong.
         """
         return [Verdict.of(self.verify(p, t)) for p, t in zip(prompts, texts, strict=True)]
+
+    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool]:
+        """Whether the two extracted answers of each pair are the same; majority votes count by it.
+
+        A task overrides this where an answer has several spellings.
+        """
+        return [a == b for a, b in pairs]
 
     def question(self, prompt: Prompt) -> str:
         """The problem without any prompt around it, to compare training and held-out problems."""

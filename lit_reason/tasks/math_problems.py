@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +18,6 @@ from lit_reason.tasks.layouts import SOURCE, as_text, cell, columns, conversatio
 from lit_reason.tasks.sources import load
 from lit_reason.tasks.templates import (
     TEMPLATES,
-    AnswerFormat,
     Messages,
     asked_by_most,
     bare,
@@ -28,19 +25,12 @@ from lit_reason.tasks.templates import (
     render,
     warn_of_silence,
 )
+from lit_reason.verdict import Verdict
+from lit_reason.verifier import AnswerFormat, Verifier
+from lit_reason.verifier.extract import last_box
 
-_LINES = {
-    "answer": re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE),
-    "gsm8k": re.compile(r"####\s*([^\n]+)"),
-    "think_answer": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
-}
+_CHUNK = 1024  # gold answers that are checked together
 
-_STATED = {
-    "boxed": "\\boxed{{{}}}",
-    "answer": "Answer: {}",
-    "gsm8k": "#### {}",
-    "think_answer": "<answer>{}</answer>",
-}
 # DeepSeek-R1's format reward
 _THINK_ANSWER = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>\s*"
 
@@ -53,12 +43,14 @@ class Problem(NamedTuple):
         answer: The gold answer.
         history: Messages of the conversation before the problem.
         source: Name of the data set.
+        columns: Further columns, for reward functions.
     """
 
     question: str
     answer: str
     history: Messages = ()
     source: str = ""
+    columns: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
 
 class MathProblems(Task):
@@ -86,6 +78,8 @@ class MathProblems(Task):
             null takes what the template, or the problems, ask for.
         system: System message; replaces that of the data.
         chat: Render the prompt with the tokenizer's chat template; false for base models.
+        columns: Further columns to hand to reward functions (`FunctionReward`).
+        verifier: Compares answers in worker processes; null takes its defaults.
         streaming: Read rows as they are needed, without a copy on the disk; for a `limit`.
         limit: Use only the first problems.
     """
@@ -102,6 +96,8 @@ class MathProblems(Task):
         answer_format: AnswerFormat | None = None,
         system: str | None = None,
         chat: bool = False,
+        columns: list[str] | None = None,
+        verifier: Verifier | None = None,
         streaming: bool = False,
         limit: int | None = None,
     ) -> None:
@@ -109,22 +105,30 @@ class MathProblems(Task):
         choose(template, answer_format, system, None)  # fail before the data is read
         self.path, self.system, self.chat = path, system, chat
         self.repeated, self.refused = 0, list[str]()
-        problems = self._distinct(load(path, split, config, streaming), question, answer, source)
+        rows = load(path, split, config, streaming)
+        problems = self._distinct(rows, question, answer, source, columns or [])
         first = list(islice(problems, min(limit or 100, 100)))
         asked = asked_by_most(p.question for p in first)
         inside = asked_by_most(bare(p.question) for p in first)
-        self.template, self.format = choose(template, answer_format, system, asked, inside)
-        if self.format == "think_answer":
+        self.template, chosen = choose(template, answer_format, system, asked, inside)
+        self.answer_format: AnswerFormat = chosen
+        self.verifier = (verifier or Verifier()).reading(chosen)
+        if chosen == "think_answer":
             self.response_pattern = _THINK_ANSWER
         if not asked:
-            warn_of_silence(template, self.template, system, self.format)
-        self.problems = list(islice(self._usable(chain(first, problems)), limit))
+            warn_of_silence(template, self.template, system, chosen)
+        self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
         self._report()
         if not self.problems:
             raise ConfigError(f"task.path={path}: holds no problem with an answer to compare with")
 
     def _distinct(
-        self, rows: Any, question: str | None, answer: str | None, source: str | None
+        self,
+        rows: Any,
+        question: str | None,
+        answer: str | None,
+        source: str | None,
+        extra: list[str],
     ) -> Iterator[Problem]:
         """Each (problem, answer) of the data once, in order."""
         first = next(iter(rows), None)
@@ -132,31 +136,37 @@ class MathProblems(Task):
             return
         names = recognise(first, question, answer, self.path)
         source = source or (SOURCE if has(first, SOURCE) else None)
-        if source is not None and not has(first, source):
-            raise ConfigError(
-                f"task.source={source}: no such column in {self.path}; it has "
-                f"{', '.join(columns(first))}"
-            )
-        needed = {name.split(".")[0] for name in (*names, source) if name}
+        asked = [("source", source), *(("columns", name) for name in extra)]
+        for key, column in asked:
+            if column is not None and not has(first, column):
+                raise ConfigError(
+                    f"task.{key}={column}: no such column in {self.path}; it has "
+                    f"{', '.join(columns(first))}"
+                )
+        needed = {name.split(".")[0] for name in (*names, source, *extra) if name}
         seen: set[tuple[Any, ...]] = set()
         for row in rows.select_columns(sorted(needed)):
             history, text = conversation(cell(row, names[0]), names[0])
             gold = _gold(cell(row, names[1]))
-            key = (text, gold, *(m["content"] for m in history))
-            if key in seen:
+            identity = (text, gold, *(m["content"] for m in history))
+            if identity in seen:
                 self.repeated += 1
                 continue
-            seen.add(key)
+            seen.add(identity)
             name = as_text(cell(row, source)) if source else Path(self.path).stem
-            yield Problem(text, gold, history, name)
+            yield Problem(text, gold, history, name, {c: cell(row, c) for c in extra})
 
-    def _usable(self, problems: Iterable[Problem]) -> Iterator[Problem]:
+    def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""
-        for problem in problems:
-            if problem.question and self._accepts(problem.answer):
-                yield problem
-            else:
-                self.refused.append(problem.answer)
+        remaining = iter(problems)
+        while chunk := list(islice(remaining, min(limit or _CHUNK, _CHUNK))):
+            golds = [problem.answer for problem in chunk]
+            verdicts = self.verifier(golds, [self.verifier.state(gold) for gold in golds])
+            for problem, verdict in zip(chunk, verdicts, strict=True):
+                if problem.question and verdict.correct:
+                    yield problem
+                else:
+                    self.refused.append(problem.answer)
 
     def _report(self) -> None:
         kept, refused = len(self.problems), self.refused
@@ -168,15 +178,11 @@ class MathProblems(Task):
         if refused:
             warnings.warn(
                 f"task.path={self.path}: {len(refused)} of {kept + len(refused)} gold answers "
-                f"would not be accepted in answer_format={self.format} and are left out, the first "
-                f"is {refused[0]!r}",
+                f"would not be accepted in answer_format={self.answer_format} and are left out, "
+                f"the first is {refused[0]!r}",
                 ConfigWarning,
                 stacklevel=3,
             )
-
-    def _accepts(self, gold: str) -> bool:
-        stated = extract(_STATED[self.format].format(gold), self.format)
-        return stated is not None and equivalent(gold, stated)
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -188,7 +194,7 @@ class MathProblems(Task):
         question = problem.question if keep else bare(problem.question)
         prompt = render(self.template, question, self.system, problem.history)
         messages = prompt.messages if self.chat else None
-        return Prompt(index, prompt.text, problem.answer, messages, problem.source)
+        return Prompt(index, prompt.text, problem.answer, messages, *problem[3:])
 
     def question(self, prompt: Prompt) -> str:
         """The problem without any prompt around it."""
@@ -196,113 +202,21 @@ class MathProblems(Task):
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the answer that `text` states equals the gold one."""
-        stated = extract(text, self.format)
-        return stated is not None and equivalent(prompt.answer, stated)
+        return self.judge([prompt], [text])[0].correct
 
+    def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
+        """The verdict on each text, with the answer that it states."""
+        return self.verifier([prompt.answer for prompt in prompts], texts)
 
-def extract(text: str, answer_format: AnswerFormat) -> str | None:
-    r"""The answer that a response states, or `None`.
-
-    Example:
-        >>> extract(r"so \boxed{\frac{1}{2}} it is", "boxed")
-        '\\frac{1}{2}'
-        >>> extract("Answer: 3\nno, wait.\nAnswer: **4**", "answer")
-        '4'
-        >>> extract("#### 18 eggs a day", "gsm8k")
-        '18'
-    """
-    if answer_format == "boxed":
-        return _last_box(text)
-    found = _LINES[answer_format].findall(text)
-    if not found:
-        return None
-    stated = found[-1].strip().strip("*").strip()
-    number = _NUMBER_AND_WORDS.match(stated) if answer_format == "gsm8k" else None
-    return number.group(1) if number else stated
-
-
-_NUMBER_AND_WORDS = re.compile(r"([-+]?\s*\$?\s*\d[\d,]*(?:\.\d+)?)(?:\s+[^\W\d_].*)?\.?$")
-
-
-@lru_cache(maxsize=4096)  # the responses of a group repeat the same few answers
-def equivalent(gold: str, stated: str) -> bool:
-    """Whether two answers are the same mathematical value, or the same text.
-
-    Comparisons that take longer than `TIME_LIMIT` count as different. Python delivers the alarm
-    for that to the main thread only; elsewhere there is no limit.
-
-    Example:
-        >>> equivalent("1/2", "0.5"), equivalent("3", "4"), equivalent("23/5", "4 3/5")
-        (True, False, True)
-    """
-    gold, stated = _bare(gold), _bare(stated)
-    plain = _plain(gold), _plain(stated)
-    if not all(plain):
-        return False
-    if plain[0] == plain[1]:
-        return True
-    if all(_INTEGER.fullmatch(p) for p in plain):
-        return int(plain[0]) == int(plain[1])
-    if all(_BASED.fullmatch(p) for p in plain):
-        return False  # numbers in another base, which the parser would take for subscripts
-    try:
-        from math_verify import parse, verify
-        from math_verify.errors import TimeoutException
-    except ImportError as error:
-        raise ConfigError(
-            "task: MathProblems needs math-verify; install it with pip install 'lit-reason[math]'"
-        ) from error
-    limit = TIME_LIMIT if threading.current_thread() is threading.main_thread() else None
-    try:
-        values = [parse(f"${x}$", parsing_timeout=limit) for x in (gold, stated)]  # type: ignore[arg-type]
-        return bool(verify(*values, timeout_seconds=limit)) and not _differ(*values)
-    except (Exception, TimeoutException):
-        # any text can come out of a policy; what the parser chokes on is not an answer
-        return False
-
-
-TIME_LIMIT = 2  # seconds for each of parsing and comparing
-
-_INTEGER = re.compile(r"[-+]?\d{1,4000}")
-_BASED = re.compile(r"\d+_\d+")
-
-
-def _bare(text: str) -> str:
-    text = text.strip(" $€£\t\n").replace("\u2212", "-").replace("\u2013", "-")  # minus, dash
-    return re.sub(r"^(-?)(\d+)\s+(\d+/\d+)$", r"\1(\2+\3)", text)  # a mixed number
-
-
-def _plain(text: str) -> str:
-    """A spelling in which equal texts are equal; spaces between digits are kept."""
-    text = re.sub(r"\\[,!;]|[$]", "", text).replace(r"\%", "%")
-    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).rstrip(".").lower()
-    text = re.sub(r"_\{(\w+)\}", r"_\1", text)
-    return text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
-
-
-def _differ(gold: list[Any], stated: list[Any]) -> bool:
-    """Whether two tiny numbers differ that the parser's absolute tolerance takes for equal."""
-    if not (gold and stated and all(getattr(v[0], "is_number", False) for v in (gold, stated))):
-        return False
-    a, b = complex(gold[0].doit()), complex(stated[0].doit())
-    size = max(abs(a), abs(b))
-    return 0 < size < 1e-6 and abs(a - b) > 1e-6 * size
-
-
-def _last_box(text: str) -> str | None:
-    for match in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*\{", text))):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[match.end() : end].strip()
-    return None
+    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool]:
+        """Whether the answers of each pair are mathematically equal."""
+        return [equal is True for equal in self.verifier.equal(pairs)]
 
 
 def _gold(value: Any) -> str:
     text = as_text(value).strip()
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip().replace(",", "")
-    boxed = _last_box(text)
+    boxed = last_box(text)
     text = text if boxed is None else boxed
     return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text

@@ -10,6 +10,7 @@ from typing import Literal
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
 from lit_reason.tasks.base import Task
+from lit_reason.verdict import Status, Verdict
 
 ALPHABET = "0123456789+=(),aimnx"
 
@@ -43,6 +44,7 @@ class PlanCount(Task):
         (True, False)
     """
 
+    answer_format = "plan_count"
     response_pattern = r"\d+\+\d+(=\d+\+\d+)*=\d+"
 
     def __init__(
@@ -90,7 +92,14 @@ class PlanCount(Task):
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the number behind the last `=` is the answer."""
-        return "=" in text and text.rsplit("=", 1)[1] == prompt.answer
+        return stated_answer(text) == prompt.answer
+
+    def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
+        """The verdict on each text, with the answer that it states."""
+        return [
+            judged(self.verify(prompt, text), stated_answer(text))
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """A step is valid if it follows from the one before; the first if it is the right plan."""
@@ -122,6 +131,18 @@ class PlanCount(Task):
                     [(total + 1, n), (max(total - 1, 0), n), (total, max(n - 1, 0))]
                 )
         return "=".join([*parts, str(total)])
+
+
+def stated_answer(text: str) -> str | None:
+    """What stands behind the last `=`; `None` if there is none, or nothing behind it."""
+    return text.rsplit("=", 1)[1] or None if "=" in text else None
+
+
+def judged(correct: bool, answer: str | None) -> Verdict:
+    """A verdict in which a wrong response without an answer says so."""
+    if not correct and answer is None:
+        return Verdict(Status.NO_ANSWER)
+    return Verdict.of(correct, answer)
 
 
 def _text(op: str, a: int, b: int, n: int) -> str:

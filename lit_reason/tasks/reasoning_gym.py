@@ -12,16 +12,11 @@ from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.tasks.base import Task
 from lit_reason.tasks.gym_answers import may_be_scored
-from lit_reason.tasks.math_problems import extract
-from lit_reason.tasks.templates import AnswerFormat, Messages, choose, render, warn_of_silence
+from lit_reason.tasks.templates import Messages, choose, render, warn_of_silence
 from lit_reason.verdict import Status, Verdict
+from lit_reason.verifier import AnswerFormat
+from lit_reason.verifier.extract import extract, state
 
-_STATED = {
-    "boxed": "\\boxed{{{}}}",
-    "answer": "Answer: {}",
-    "gsm8k": "#### {}",
-    "think_answer": "<answer>{}</answer>",
-}
 _EXAMPLES_SEED = 1_000_003  # an offset: examples are not the problems themselves
 
 
@@ -83,7 +78,7 @@ class ReasoningGym(Task):
     def _check_format(self) -> None:
         """Refuses a format in which not even the generator's own answers count."""
         golds = [(i, e["answer"]) for i, e in enumerate(self.entries[:10]) if e["answer"]]
-        stated = [_STATED[self.format].format(gold) for _, gold in golds]
+        stated = [state(gold, self.format) for _, gold in golds]
         prompts = [self[i] for i, _ in golds]
         if golds and not any(map(self.verify, prompts, stated)):
             raise ConfigError(
@@ -95,7 +90,7 @@ class ReasoningGym(Task):
         turns: list[dict[str, str]] = []
         for entry in entries:
             asked = render(self.template, entry["question"], None, ()).messages or ()
-            stated = _STATED[self.format].format(entry["answer"])
+            stated = state(entry["answer"], self.format)
             turns += [asked[-1], {"role": "assistant", "content": stated}]
         return tuple(turns)
 

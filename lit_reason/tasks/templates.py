@@ -16,12 +16,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.verifier import AnswerFormat
 
-AnswerFormat = Literal["boxed", "answer", "gsm8k", "think_answer"]
 Messages = tuple[dict[str, str], ...]
 
 

@@ -1,12 +1,13 @@
 """Slow, obvious float64 versions of the functional core, and random inputs to compare them on.
 
 No masks, no vectorisation: each row is compressed to the list of its valid entries first, and every
-formula is written as in the paper, with Python loops.
+formula is written as in the paper, with Python loops. One oracle for each public function, under
+its name; those of elementwise functions take the numbers of one token.
 """
 
 import math
 import statistics
-from itertools import groupby
+from itertools import combinations, groupby
 
 import torch
 from hypothesis import settings
@@ -69,12 +70,24 @@ def scatter(rows, mask):
 # ---- masked statistics --------------------------------------------------------------------------
 
 
+def zero_outside(x, mask):
+    return scatter(rows_of(x, mask), mask)
+
+
+def masked_sum(x, mask):
+    return [math.fsum(row) for row in rows_of(x, mask)]
+
+
+def masked_mean(x, mask):
+    return [math.fsum(row) / len(row) if row else 0.0 for row in rows_of(x, mask)]
+
+
 def variance(xs, ddof=0):
     mean = math.fsum(xs) / len(xs)
     return math.fsum((x - mean) ** 2 for x in xs) / max(len(xs) - ddof, 1)
 
 
-def whiten(x, mask, shift_mean=True, ddof=0, eps=1e-8):
+def masked_whiten(x, mask, shift_mean=True, ddof=0, eps=1e-8):
     xs = valid(x, mask)
     if len(xs) < 2 or max(xs) == min(xs):
         return torch.zeros(mask.shape, dtype=torch.float64)
@@ -120,6 +133,17 @@ def lambda_return(rewards, values, lam, t):
 
     ahead = math.fsum(lam ** (k - 1) * n_step(k) for k in range(1, steps - t))
     return (1 - lam) * ahead + lam ** (steps - t - 1) * n_step(steps - t)
+
+
+def length_adaptive_lambda(length, alpha, lambda_min=0.0):
+    return lambda_min if length == 0 else max(1 - 1 / (alpha * length), lambda_min)
+
+
+def kl_penalised_rewards(rewards, logprobs, ref, mask, coef):
+    rows = zip(*(rows_of(x, mask) for x in (rewards, logprobs, ref)), strict=True)
+    return scatter(
+        [[r - coef * (p - q) for r, p, q in zip(*row, strict=True)] for row in rows], mask
+    )
 
 
 def outcome_to_tokens(rewards, mask):
@@ -174,18 +198,39 @@ def group_relative_process(step_rewards, step_mask, mask, group_ids, **options):
 # ---- losses of one token ------------------------------------------------------------------------
 
 
-def surrogate(ratio, advantage, low, high, dual=None):
-    """(loss, which bound holds the gradient back or None)."""
+def clipped_surrogate(ratio, advantage, low, high, dual=None):
     clipped = min(max(ratio, 1 - low), 1 + high)
-    bound = None
+    objective = min(ratio * advantage, clipped * advantage)
+    if dual is not None and advantage < 0:
+        objective = max(objective, dual * advantage)
+    return -objective
+
+
+def clip_masks(ratio, advantage, low, high, dual=None):
+    """Which bound holds the gradient back, or None."""
     if advantage > 0 and ratio > 1 + high:
-        bound = "high"
+        return "high"
     if advantage < 0 and ratio < 1 - low:
-        bound = "low"
-    loss = -min(ratio * advantage, clipped * advantage)
-    if dual is not None and advantage < 0 and ratio > dual:
-        return -dual * advantage, "dual"
-    return loss, bound
+        return "low"
+    if advantage < 0 and dual is not None and ratio > dual:
+        return "dual"
+    return None
+
+
+def kl_k1(logprob, ref):
+    return logprob - ref
+
+
+def kl_k2(logprob, ref):
+    return (logprob - ref) ** 2 / 2
+
+
+def kl_k3(logprob, ref):
+    return math.exp(ref - logprob) - (ref - logprob) - 1
+
+
+def nll(logprob):
+    return -logprob
 
 
 def value_loss(value, target, old=None, clip=None):
@@ -196,6 +241,32 @@ def value_loss(value, target, old=None, clip=None):
 
 
 # ---- aggregation --------------------------------------------------------------------------------
+
+
+def aggregate(loss, weights, count):
+    pairs = zip(loss.flatten().tolist(), weights.flatten().tolist(), strict=True)
+    return math.fsum(w * x for x, w in pairs if w != 0) / max(count, 1)
+
+
+def token_weights(mask):
+    return [1.0 if m else 0.0 for row in mask.tolist() for m in row], int(mask.sum())
+
+
+def sequence_weights(mask):
+    weights = [1 / sum(row) if m else 0.0 for row in mask.tolist() for m in row]
+    return weights, sum(any(row) for row in mask.tolist())
+
+
+def prompt_weights(mask, group_ids):
+    rows, ids = mask.tolist(), group_ids.tolist()
+    tokens = {g: sum(sum(row) for row, k in zip(rows, ids, strict=True) if k == g) for g in ids}
+    weights = [1 / tokens[g] if m else 0.0 for row, g in zip(rows, ids, strict=True) for m in row]
+    return weights, sum(n > 0 for n in tokens.values())
+
+
+def constant_weights(mask, length):
+    weights = [1 / length if m else 0.0 for row in mask.tolist() for m in row]
+    return weights, sum(any(row) for row in mask.tolist())
 
 
 def token_mean(loss, mask):
@@ -226,6 +297,11 @@ def constant_mean(loss, mask, length):
 # ---- tokens -------------------------------------------------------------------------------------
 
 
+def position_ids(mask):
+    """Of the real tokens; what stands elsewhere is free."""
+    return [[sum(row[:t]) for t, m in enumerate(row) if m] for row in mask.tolist()]
+
+
 def response_mask(ids, eos_ids, lengths):
     mask, truncated = torch.zeros(ids.shape, dtype=torch.bool), []
     for i, row in enumerate(ids.tolist()):
@@ -236,7 +312,7 @@ def response_mask(ids, eos_ids, lengths):
     return mask, torch.tensor(truncated)
 
 
-def logprob_and_entropy(logits, token, temperature):
+def logprobs_and_entropy(logits, token, temperature):
     """One position, by the definition."""
     z = [x / temperature for x in logits]
     top = max(z)
@@ -245,7 +321,39 @@ def logprob_and_entropy(logits, token, temperature):
     return logp[token], -math.fsum(math.exp(x) * x for x in logp if x > -math.inf)
 
 
-def majority(answers, gold):
+def hidden_logprobs_and_entropy(hidden, weight, token, temperature):
+    """One position; `weight` holds one row of the head for each token of the vocabulary."""
+    logits = [math.fsum(h * w for h, w in zip(hidden, row, strict=True)) for row in weight]
+    return logprobs_and_entropy(logits, token, temperature)
+
+
+# ---- length rewards and evaluation --------------------------------------------------------------
+
+
+def soft_overlong(length, limit, cache):
+    """DAPO Eq. 13, case by case."""
+    if length <= limit - cache:
+        return 0.0
+    return ((limit - cache) - length) / cache if length <= limit else -1.0
+
+
+def kimi_length(lengths, correct):
+    low, high = min(lengths), max(lengths)
+    scores = [0.5 - (n - low) / (high - low) if high > low else 0.0 for n in lengths]
+    return [s if right else min(0.0, s) for s, right in zip(scores, correct, strict=True)]
+
+
+def mean_at_k(verdicts):
+    return sum(verdicts) / len(verdicts)
+
+
+def pass_at_k(verdicts, k):
+    """Over every choice of k samples."""
+    subsets = list(combinations(verdicts, k))
+    return sum(any(s) for s in subsets) / len(subsets)
+
+
+def majority_at_k(answers, gold):
     """Expected credit over every way of breaking the tie."""
     best = max((answers.count(a) for a in answers), default=0)
     winners = {a for a in answers if answers.count(a) == best}

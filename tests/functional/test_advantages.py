@@ -116,6 +116,41 @@ def test_lambda_return_identity(steps, generator, lam):
     assert math.fsum(weights) == pytest.approx(1)
 
 
+def test_the_outcome_fades_over_a_hundred_tokens():
+    """lam = .95 leaves .95^100 = .00592 of the outcome 100 tokens before the end."""
+    outcome = torch.zeros(1, 101).double()
+    outcome[0, -1] = 1.0
+    got = gae(outcome, 0 * outcome, torch.ones(1, 101, dtype=torch.bool), lam=0.95)
+    assert got[0, 0].item() == pytest.approx(0.00592, abs=1e-6)
+
+
+@PROPERTY
+@given(masks(), generators(), st.floats(-9, 9))
+def test_the_target_at_lambda_one_is_the_reward_to_go_whatever_the_critic(mask, generator, scale):
+    rewards, values = noise(generator, *mask.shape), noise(generator, *mask.shape, scale=scale)
+    want = oracles.scatter(
+        [[math.fsum(row[t:]) for t in range(len(row))] for row in oracles.rows_of(rewards, mask)],
+        mask,
+    )
+    close((gae(rewards, values, mask) + values) * mask, want)
+
+
+def test_packed_sequences_are_told_apart_by_a_mask_each():
+    """Two sequences in one row, the second of other length: each as if it stood alone."""
+    first, second = f64([[0.2, 0.5, 0.6]]), f64([[0.1, -0.3]])
+    rewards, values = f64([[0.0, 0, 1, 0, -1]]), torch.cat([first, second], 1)
+    masks_ = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=torch.bool)
+    packed = gae(rewards.expand(2, 5), values.expand(2, 5), masks_, lam=0.95).sum(0)
+    alone = [
+        gae(rewards[:, :3], first, ALL, lam=0.95),
+        gae(rewards[:, 3:], second, ALL[:, :2], lam=0.95),
+    ]
+    close(packed, torch.cat(alone, 1)[0])
+    close(packed[:3], [0.756, 0.48, 0.4])
+    leaking = gae(rewards, values, torch.ones(1, 5, dtype=torch.bool), lam=0.95)
+    assert (leaking[0, :3] - packed[:3]).abs().min() > 0.1
+
+
 def test_terminal_reward_decays_with_distance():
     """dA_t / dr_{T-1} = lam^(T-1-t)."""
     steps, lam = 6, 0.9
@@ -173,11 +208,11 @@ def test_large_batch_is_fast():
     rewards, values = torch.zeros(shape), torch.randn(shape)
     mask, lam = torch.rand(shape) < 0.9, torch.rand(512)
     times = []
-    for _ in range(3):
-        start = time.perf_counter()
+    for _ in range(5):
+        start = time.thread_time()  # what else runs on the machine does not count
         gae(rewards, values, mask, lam=lam)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1.5  # 0.5 s on an idle machine
+        times.append(time.thread_time() - start)
+    assert min(times) < 0.5
 
 
 # ---- length-adaptive lambda ----------------------------------------------------------------------
@@ -201,7 +236,6 @@ def test_effective_horizon_is_a_share_of_the_length():
         assert length != 100 or total == pytest.approx(4.999999999, abs=1e-9)
     lam = length_adaptive_lambda(f64(1e6), 0.05).item()
     assert lam ** (1e6 - 1) == pytest.approx(2.06e-9, rel=2e-3)
-    assert pytest.approx(0.00592, abs=5e-6) == 0.95**100
 
 
 @PROPERTY
@@ -215,10 +249,12 @@ def test_length_adaptive_lambda_is_monotone_and_below_one(lengths, alpha, floor)
 
 
 @PROPERTY
-@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=9), st.floats(1e-2, 10))
-def test_length_adaptive_lambda_equals_the_formula(lengths, alpha):
-    want = [min(max(1 - 1 / (alpha * n), 0.0), 1 - 1e-15) for n in lengths]
-    close(length_adaptive_lambda(torch.tensor(lengths).double(), alpha), want)
+@given(
+    st.lists(st.integers(0, 10**5), min_size=1, max_size=9), st.floats(1e-2, 10), st.floats(0, 0.99)
+)
+def test_length_adaptive_lambda_equals_the_formula(lengths, alpha, floor):
+    want = [oracles.length_adaptive_lambda(n, alpha, floor) for n in lengths]
+    close(length_adaptive_lambda(torch.tensor(lengths).double(), alpha, floor), want)
 
 
 # ---- reward placement ----------------------------------------------------------------------------
@@ -247,6 +283,4 @@ def test_b12_outcome_reward_stands_on_the_last_token():
 def test_kl_penalised_rewards_equal_the_loops(mask, generator):
     r, p, q = (noise(generator, *mask.shape) for _ in range(3))
     got = kl_penalised_rewards(poison(r, mask), poison(p, mask), poison(q, mask), mask, 0.3)
-    rows = zip(*(oracles.rows_of(x, mask) for x in (r, p, q)), strict=True)
-    want = [[a - 0.3 * (b - c) for a, b, c in zip(*row, strict=True)] for row in rows]
-    close(got, oracles.scatter(want, mask))
+    close(got, oracles.kl_penalised_rewards(r, p, q, mask, 0.3))

@@ -88,6 +88,13 @@ def test_b09_token_mean_over_micro_batches():
     assert sum(parts).item() == approx(2.5)
     naive = sum(token_mean(loss[i : i + 1], mask[i : i + 1]) for i in (0, 1)) / 2
     assert naive.item() == approx(2.0)  # the bug: a mean of means
+    whole, split = (torch.zeros(2, 6, requires_grad=True) for _ in range(2))
+    aggregate(loss + whole, weights, count).backward()
+    for i in (0, 1):
+        rows = slice(i, i + 1)
+        aggregate((loss + split)[rows], weights[rows], count).backward()
+    assert torch.equal(whole.grad, split.grad)
+    torch.testing.assert_close(whole.grad, mask / 8)
 
 
 def test_naive_accumulation_differs_from_the_token_mean():
@@ -121,11 +128,25 @@ def test_b07_fully_masked_row_has_no_effect():
 
 @PROPERTY
 @given(masks(), generators(), st.integers(1, 5))
-def test_weights_are_zero_outside_and_sum_to_the_count(mask, generator, groups):
+def test_weights_and_counts_equal_the_loops(mask, generator, groups):
     ids = torch.randint(0, groups, (len(mask),), generator=generator)
-    for weights, count in (token_weights(mask), sequence_weights(mask), prompt_weights(mask, ids)):
-        assert ((weights != 0) == mask).all()
-        assert weights.sum().item() == approx(count.item(), 1e-4)
+    pairs = [
+        (token_weights(mask), oracles.token_weights(mask)),
+        (sequence_weights(mask), oracles.sequence_weights(mask)),
+        (prompt_weights(mask, ids), oracles.prompt_weights(mask, ids)),
+        (constant_weights(mask, 7), oracles.constant_weights(mask, 7)),
+    ]
+    for (weights, count), (want, n) in pairs:
+        assert weights.flatten().tolist() == approx(want)
+        assert count.item() == n
+
+
+@PROPERTY
+@given(masks(), generators(), st.floats(0, 9))
+def test_aggregate_equals_the_loops_for_any_weights_and_count(mask, generator, count):
+    loss, weights = noise(generator, *mask.shape), noise(generator, *mask.shape) * mask
+    got = aggregate(poison(loss, mask), weights, count).item()
+    assert got == approx(oracles.aggregate(loss, weights, count))
 
 
 def test_loss_weight_of_zero_hides_a_nan():

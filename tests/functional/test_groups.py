@@ -22,7 +22,7 @@ def one_group(rewards, **options):
 
 
 @PROPERTY
-@given(st.integers(0, 12), generators(), st.booleans(), st.sampled_from([0, 1]), st.booleans())
+@given(st.integers(1, 12), generators(), st.booleans(), st.sampled_from([0, 1]), st.booleans())
 def test_group_relative_equals_the_loops(size, generator, scale, ddof, binary):
     ids = torch.randint(-2, 3, (size,), generator=generator)
     rewards = noise(generator, size)
@@ -34,6 +34,23 @@ def test_group_relative_equals_the_loops(size, generator, scale, ddof, binary):
         assert abs(got[ids == g].sum().item()) < 1e-6
     order = torch.randperm(size, generator=generator)
     close(group_relative(rewards[order], ids[order], **options), got[order], 1e-12)
+
+
+@PROPERTY
+@given(st.integers(1, 12), generators(), st.booleans())
+def test_responses_left_out_are_as_if_they_had_not_been_drawn(size, generator, scale):
+    ids = torch.randint(0, 3, (size,), generator=generator)
+    valid = torch.rand(size, generator=generator) < 0.6
+    rewards = poison(noise(generator, size), valid)
+    got = group_relative(rewards, ids, scale, valid=valid)
+    assert (got[~valid] == 0).all()
+    close(got[valid], oracles.group_relative(rewards[valid], ids[valid], scale_by_std=scale), 1e-9)
+
+
+def test_b03_a_group_with_one_response_left_is_zero():
+    rewards, valid = torch.tensor([1, 0, 1, 0]), torch.tensor([True, False, True, True])
+    close(group_relative(rewards, torch.tensor([0, 0, 1, 1]), valid=valid), [0, 0, 0.7071, -0.7071])
+    assert (group_relative(rewards, torch.zeros(4).long(), valid=torch.zeros(4).bool()) == 0).all()
 
 
 @pytest.mark.parametrize(

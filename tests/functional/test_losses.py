@@ -79,11 +79,13 @@ def test_surrogate_slope_and_masks_equal_the_loops(generator, low, high, dual):
     advantages[::7] = 0.0
     loss, slope = surrogate_and_slope(ratio.tolist(), advantages.tolist(), low, high, dual)
     pairs = zip(ratio.tolist(), advantages.tolist(), strict=True)
-    want = [oracles.surrogate(r, a, low, high, dual) for r, a in pairs]
-    close(loss, [w for w, _ in want], 1e-9)
+    bounds = low, high, dual
+    pairs = list(pairs)
+    close(loss, [oracles.clipped_surrogate(r, a, *bounds) for r, a in pairs], 1e-9)
+    holding = [oracles.clip_masks(r, a, *bounds) for r, a in pairs]
     masks = clip_masks(ratio.log(), torch.zeros_like(ratio), advantages, low, high, dual)
     for name, mask in zip(("low", "high", "dual"), masks, strict=True):
-        assert mask.tolist() == [bound == name for _, bound in want]
+        assert mask.tolist() == [bound == name for bound in holding]
     stopped = masks[0] | masks[1] | masks[2]
     assert torch.equal(slope == 0, stopped | (advantages == 0))
     close(slope, torch.where(stopped, 0.0, -advantages), 1e-9)
@@ -109,6 +111,30 @@ def test_on_policy_loss_is_minus_a_and_its_gradient_minus_a_score():
         assert torch.equal(grad, -advantages.to(dtype))
         assert not any(m.any() for m in clip_masks(logprobs, logprobs, advantages, 0.0, 0.0))
         assert (kl_k3(logprobs, logprobs) == 0).all()
+
+
+@pytest.mark.parametrize("bounds", [(0.2, 0.2), (0.2, 0.28)], ids=["PPO, GRPO", "DAPO, VAPO"])
+def test_at_ratio_one_every_surrogate_has_the_gradient_of_cispo(bounds):
+    """CISPO: sg(clip(r)) A log pi. GRPO's KL term is flat where policy and reference agree."""
+    logprobs = -torch.rand(9).requires_grad_() - 0.1
+    advantages, old = torch.linspace(-2, 2, 9), logprobs.detach()
+    loss = clipped_surrogate(logprobs, old, advantages, *bounds) + 0.04 * kl_k3(logprobs, old)
+    weight = (logprobs.detach() - old).exp().clamp(max=1 + bounds[1])
+    grads = [
+        torch.autograd.grad(x.sum(), logprobs)[0] for x in (loss, -weight * advantages * logprobs)
+    ]
+    assert torch.equal(*grads)
+    close(grads[0], -advantages)
+
+
+def test_grpo_gradient_coefficient():
+    """DeepSeekMath Eq. 21, on-policy: A + beta (pi_ref / pi - 1) times the score."""
+    ratio, advantages, beta = torch.tensor([0.5, 1.0, 2.0, 4.0]), torch.tensor([1.0, -1, 0, 2]), 0.5
+    logprobs = torch.full((4,), -1.5, requires_grad=True)
+    ref = logprobs.detach() + ratio.log()
+    loss = clipped_surrogate(logprobs, logprobs, advantages) + beta * kl_k3(logprobs, ref)
+    (grad,) = torch.autograd.grad(loss.sum(), logprobs)
+    close(-grad, [1 + 0.5 * -0.5, -1.0, 0.5 * 1.0, 2 + 0.5 * 3.0])
 
 
 def test_b16_first_loss_is_zero_but_not_its_gradient():
@@ -212,9 +238,10 @@ def test_kl_golden_values():
 @given(st.lists(st.floats(-15, 15), min_size=1, max_size=20))
 def test_estimators_equal_the_formulas_and_k3_its_slope(d):
     logprobs, k1, k2, k3 = estimators(d, torch.float64)
-    close(k1, [-x for x in d], 1e-12)
-    close(k2, [x * x / 2 for x in d], 1e-9)
-    close(k3, [math.exp(x) - x - 1 for x in d], 1e-8)
+    close(k1, [oracles.kl_k1(0.0, x) for x in d], 1e-12)
+    close(k2, [oracles.kl_k2(0.0, x) for x in d], 1e-9)
+    close(k3, [oracles.kl_k3(0.0, x) for x in d], 1e-8)
+    close(nll(torch.tensor(d, dtype=torch.float64)), [oracles.nll(x) for x in d], 0)
     (grad,) = torch.autograd.grad(k3.sum(), logprobs)
     close(grad, [1 - math.exp(x) for x in d], 1e-8)
     assert (k3 >= 0).all()
@@ -307,8 +334,12 @@ def test_gspo_of_one_token_is_ppo():
 
 def test_truncated_importance_weights_leave_equal_engines_alone():
     """TIS multiplies the loss by min(rho, 2), rho of the trainer over the engine that sampled."""
-    close(torch.tensor([0.5, 1.0, 2.5]).clamp(max=2), [0.5, 1.0, 2.0])
+
+    def weights(trainer, engine):
+        """min(rho, 2): the surrogate of advantage one with an upper bound of 1 + 1."""
+        return -clipped_surrogate(trainer, engine, torch.ones_like(trainer), clip_high=1.0)
+
+    close(weights(torch.tensor([0.5, 1.0, 2.5]).log(), torch.zeros(3)), [0.5, 1.0, 2.0])
     logprobs, advantages = torch.randn(2, 3), torch.randn(2, 3)
-    weights = (logprobs - logprobs).exp().clamp(max=2)
     loss = clipped_surrogate(logprobs, logprobs - 0.1, advantages)
-    assert torch.equal(loss * weights, loss)
+    assert torch.equal(loss * weights(logprobs, logprobs), loss)

@@ -1,5 +1,6 @@
 """Length rewards."""
 
+import oracles
 import pytest
 import torch
 from hypothesis import given
@@ -40,13 +41,8 @@ def test_soft_overlong_is_eq_13_continuous_and_non_increasing(limit, data):
     cache = data.draw(st.integers(1, limit))
     lengths = torch.arange(limit + 20)
     got = soft_overlong(lengths, limit, cache)
-
-    def eq_13(n):
-        if n <= limit - cache:
-            return 0.0
-        return ((limit - cache) - n) / cache if n <= limit else -1.0
-
-    assert got.tolist() == pytest.approx([eq_13(n) for n in lengths.tolist()], abs=1e-6)
+    want = [oracles.soft_overlong(n, limit, cache) for n in lengths.tolist()]
+    assert got.tolist() == pytest.approx(want, abs=1e-6)
     assert ((got.diff() <= 0) & (got.diff() >= -1 / cache - 1e-6)).all()
     assert ((got >= -1) & (got <= 0)).all()
 
@@ -69,11 +65,7 @@ def test_kimi_golden_values():
 @given(st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=1, max_size=8))
 def test_kimi_equals_the_loops(samples):
     lengths, correct = zip(*samples, strict=True)
-    low, high = min(lengths), max(lengths)
-    want = []
-    for n, right in samples:
-        score = 0.5 - (n - low) / (high - low) if high > low else 0.0
-        want.append(score if right else min(0.0, score))
+    want = oracles.kimi_length(lengths, correct)
     got = kimi_length(torch.tensor(lengths), torch.tensor(correct))
     assert got.tolist() == pytest.approx(want, abs=1e-6)
 

@@ -44,7 +44,7 @@ def test_values_equal_the_definition(shape, seed, temperature, chunk):
     logp, entropy = logprobs_and_entropy(logits, ids, temperature, "detached", chunk)
     for i in range(shape[0]):
         for t in range(shape[1]):
-            want = oracles.logprob_and_entropy(logits[i, t].tolist(), int(ids[i, t]), temperature)
+            want = oracles.logprobs_and_entropy(logits[i, t].tolist(), int(ids[i, t]), temperature)
             got = (logp[i, t].item(), entropy[i, t].item())
             assert got == pytest.approx(want, abs=1e-12)
 
@@ -168,6 +168,20 @@ def test_f03_only_the_last_positions_are_needed():
 
 
 # ---- from hidden states -------------------------------------------------------------------------
+
+
+@PROPERTY
+@given(shapes, st.integers(0, 99), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 30))
+def test_hidden_states_equal_the_definition(shape, seed, temperature, chunk):
+    hidden, _ = problem(*shape[:2], 4, seed)
+    head, ids = torch.nn.Linear(4, shape[2], bias=False).double(), problem(*shape, seed)[1]
+    logp, h = hidden_logprobs_and_entropy(hidden, head, ids, temperature, "detached", chunk)
+    weight = head.weight.tolist()
+    for i in range(shape[0]):
+        for t in range(shape[1]):
+            state, token = hidden[i, t].tolist(), int(ids[i, t])
+            want = oracles.hidden_logprobs_and_entropy(state, weight, token, temperature)
+            assert (logp[i, t].item(), h[i, t].item()) == pytest.approx(want, abs=1e-12)
 
 
 @pytest.mark.parametrize("entropy", ["none", "detached", "grad"])

@@ -1,0 +1,147 @@
+"""What the user gave: the command line and the files it names, as keys with values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_reason.errors import ConfigError
+
+Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
+
+_HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+)(?:=([^:,]*))?(?=[:,])")
+_SECTIONS = ("model", "data", "trainer", "callbacks")
+
+
+def settings(args: Sequence[str]) -> Settings:
+    """Every (key, value) on the command line and in its files; files that fail are left out."""
+    found: Settings = []
+    for name, value in _flags(args):
+        if name == "config":
+            try:
+                found += _leaves("", read_config(value))
+            except ConfigError:
+                continue
+        else:
+            found.append((name, value))
+    return found
+
+
+def read_configs(args: Sequence[str]) -> None:
+    """Reads every file that the arguments name, for its mistakes.
+
+    Raises:
+        ConfigError: A file is missing, is not YAML, or does not map keys to values.
+    """
+    for name, value in _flags(args):
+        if name == "config":
+            read_config(value)
+
+
+def read_config(file: str) -> dict[str, Any]:
+    """One configuration file.
+
+    Raises:
+        ConfigError: See `read_configs`.
+    """
+    try:
+        content = yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config={file}: not a text file; give a YAML file") from error
+    except OSError as error:
+        raise ConfigError(f"config={file}: {error.strerror}; give a YAML file") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"config={file}: not valid YAML{place}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config={file}: not valid YAML") from error
+    if not isinstance(content, dict):
+        held = "is empty" if content is None else f"holds a {type(content).__name__}"
+        raise ConfigError(f"config={file}: {held}; it must map keys to values, as model: ...")
+    return content
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would silently take the second."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value} stands twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, value) of `--name=value` and `--name value`."""
+    for i, arg in enumerate(args):
+        if not arg.startswith("--"):
+            continue
+        name, equals, value = arg[2:].partition("=")
+        if not equals and i + 1 < len(args) and not args[i + 1].startswith("--"):
+            value = args[i + 1]
+        yield {"c": "config"}.get(name, name), value
+
+
+def _leaves(prefix: str, value: Any) -> Settings:
+    if not isinstance(value, dict):
+        return [(prefix.rstrip("."), str(value))]
+    if "class_path" in value:
+        inner = value.get("init_args") or {}
+        return [(prefix.rstrip("."), str(value["class_path"])), *_leaves(prefix, inner)]
+    return [leaf for key, part in value.items() for leaf in _leaves(f"{prefix}{key}.", part)]
+
+
+def locate(
+    name: str, value: str | None, given: Settings, class_name: str | None = None
+) -> tuple[str, str]:
+    """The full key and the value of what the parser calls `name`."""
+    close = [
+        (k, v) for k, v in given if k == name or k.endswith(f".{name}") or k.startswith(f"{name}.")
+    ]
+    same = [(k, v) for k, v in close if v in (value, class_name)]
+    ending = [(k, v) for k, v in close if not k.startswith(f"{name}.")]
+    for chosen in (same, ending if value is None else []):
+        if chosen:
+            return chosen[-1]
+    return name, value or ""
+
+
+def full_key(message: str, given: Settings) -> str:
+    """Writes the key at the head of a message as the user gave it.
+
+    A component knows its own name, but not the place it was configured at.
+
+    Example:
+        >>> given = [("data.val_task", "PlanCount"), ("data.val_task.limit", "0")]
+        >>> full_key("task.limit=0: must be at least 1", given)
+        'data.val_task.limit=0: must be at least 1'
+        >>> full_key("Correctness.weight=0: no effect", [("data.rewards.right", "Correctness")])
+        'data.rewards.right.weight=0: no effect'
+    """
+    head = _HEAD.match(message)
+    if head is None or head.group(1) in _SECTIONS:
+        return message
+    owner, name, value = head.groups()
+    parents = [k for k, v in given if v.rpartition(".")[2] == owner]
+    if parents:
+        return f"{parents[-1]}.{name}{message[head.end(2) :]}"
+    ending = [(k, v) for k, v in given if k.rpartition(".")[0].endswith(owner)]
+    ending = [(k, v) for k, v in ending if k.rpartition(".")[2] == name]
+    chosen = [k for k, v in ending if value is None or _same(v, value)] or [k for k, _ in ending]
+    return chosen[-1] + message[head.end(2) :] if chosen else message
+
+
+def _same(given: str, stated: str) -> bool:
+    try:
+        return float(given) == float(stated)
+    except ValueError:
+        return given.strip("'\"") == stated.strip("'\"")

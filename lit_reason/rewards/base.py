@@ -1,0 +1,63 @@
+"""What a reward term is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from lit_reason.batch import Prompt, Response
+from lit_reason.errors import ConfigError
+from lit_reason.tasks import Task
+from lit_reason.verdict import Verdict
+
+
+class Reward(ABC):
+    """One named term of the reward, computed for the responses to one prompt together.
+
+    Args:
+        weight: Multiplies the term; 0 is refused, drop the term instead.
+    """
+
+    per_token: ClassVar[bool] = False
+
+    def __init__(self, weight: float = 1.0) -> None:
+        if weight == 0:
+            raise ConfigError(
+                f"{type(self).__name__}.weight=0: the term would have no effect; set it to null"
+            )
+        self.weight = weight
+
+    def bind(self, module: Any) -> None:  # noqa: B027
+        """Called before `setup` with the `ReasonModule`, whose device a term may follow."""
+
+    def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:  # noqa: B027
+        """Called once before the first rollout with what the term may need to know."""
+
+    @abstractmethod
+    def __call__(
+        self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]
+    ) -> Sequence[float | None]:
+        """Scores the G responses of one group, before `weight`.
+
+        Args:
+            prompt: The problem.
+            responses: Its G responses.
+            verdicts: The task's verdict on each.
+
+        Returns:
+            One value a response; `None` where the term cannot say. A response that no term gives a
+            value does not train, and its group is judged without it.
+        """
+
+
+class TokenReward(Reward):
+    """A term that rewards single tokens (process supervision)."""
+
+    per_token = True
+
+    @abstractmethod
+    def __call__(  # type: ignore[override]
+        self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]
+    ) -> list[list[float | None]]:
+        """For each response one value per sampled token; `None` where nothing is judged."""

@@ -1,0 +1,105 @@
+"""Refuses Trainer settings that cannot work, before any class is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+from lit_reason.errors import ConfigError
+
+PRECISIONS = ("32-true", "32", "bf16-mixed")
+SEEDS = 2**32
+
+
+def check_seed(seed: Any) -> None:
+    """Refuses seeds that NumPy does not take.
+
+    Raises:
+        ConfigError: Negative, or above 2^32 - 1.
+    """
+    if isinstance(seed, int) and not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed_everything={seed}: must lie in [0, {SEEDS - 1}]")
+
+
+def check_precision(trainer: Any) -> None:
+    """Refuses precisions that would round rewards, advantages or small updates away.
+
+    Raises:
+        ConfigError: Neither 32-true nor bf16-mixed.
+    """
+    precision = trainer.get("precision")
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise ConfigError(
+            f"trainer.precision={precision}: not available, half precision rounds rewards, "
+            "advantages and small updates away; choose 32-true or bf16-mixed"
+        )
+
+
+def check_manual_optimization(trainer: Any) -> None:
+    """Refuses Trainer settings that manual optimization cannot honour.
+
+    Raises:
+        ConfigError: The first such setting.
+    """
+    clip, accumulate = trainer.get("gradient_clip_val"), trainer.get("accumulate_grad_batches", 1)
+    if clip is not None:
+        raise ConfigError(
+            f"trainer.gradient_clip_val={clip}: not available, each network is clipped on its own; "
+            f"set model.update.max_grad_norm={clip}"
+        )
+    if accumulate != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={accumulate}: not available; "
+            "set model.update.micro_batch_size to the responses that fit into memory"
+        )
+    if trainer.get("max_steps", -1) != -1:
+        raise ConfigError(
+            f"trainer.max_steps={trainer.max_steps}: would count the steps of every optimizer; set "
+            "trainer.max_epochs and data.rollouts_per_epoch"
+        )
+
+
+def check_length(trainer: Any, batches_per_epoch: int) -> None:
+    """Refuses runs that train on nothing, and evaluations that never come.
+
+    Args:
+        trainer: Settings of the Trainer.
+        batches_per_epoch: Length of an epoch.
+
+    Raises:
+        ConfigError: The first such setting.
+    """
+    for key in ("max_epochs", "limit_train_batches"):
+        if trainer.get(key) == 0:
+            raise ConfigError(
+                f"trainer.{key}=0: nothing would be trained; raise it, or run `validate` instead"
+            )
+    for key in ("check_val_every_n_epoch", "log_every_n_steps"):
+        value = trainer.get(key)
+        if value is not None and value < 1:
+            raise ConfigError(f"trainer.{key}={value}: must be at least 1")
+    interval = trainer.get("val_check_interval")
+    by_epoch = trainer.get("check_val_every_n_epoch") is not None
+    if by_epoch and type(interval) is int and interval > batches_per_epoch:
+        raise ConfigError(
+            f"trainer.val_check_interval={interval}: above the {batches_per_epoch} rollouts of an "
+            "epoch; lower it, or count over epochs with trainer.check_val_every_n_epoch=null"
+        )
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuses a checkpoint that does not exist or was not written to its end.
+
+    Raises:
+        ConfigError: The path names no file or folder, or a file that is no checkpoint.
+    """
+    if not path or path in ("best", "last", "hpc"):
+        return
+    if not Path(path).exists():
+        raise ConfigError(f"ckpt_path={path}: no such file; checkpoints are in RUN_DIR/checkpoints")
+    if Path(path).is_file() and not is_zipfile(path):
+        raise ConfigError(
+            f"ckpt_path={path}: not a checkpoint, or one whose writing was interrupted; others are "
+            "in RUN_DIR/checkpoints"
+        )

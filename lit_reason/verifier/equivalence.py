@@ -1,0 +1,126 @@
+r"""Equality of two answers: `math-verify`, and what it lacks."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from lit_reason.errors import ConfigError
+from lit_reason.verifier.spelling import bare, plain, quick
+
+WARM_UP = (  # the parser learns each shape once, in a tenth of a second
+    (r"\frac{1}{2}\pi", r"2\sqrt{3}"),
+    (r"\left(1, \frac{1}{2}\right)", r"[-2, \infty)"),
+    ("x^2+3x+1", "(x-1)(y+2)"),
+    (r"\{1, 2\}", "2,1"),
+    ("x = 3", r"45^{\circ}"),
+    (r"12\%", r"3\text{ cm}"),
+)
+
+_BASED = re.compile(r"[0-9]+_[0-9a-z]+")
+_SET = re.compile(r"\\\{[^():|<>]+\\\}")
+_TUPLE = re.compile(r"\([^()]+\)")
+_POINTS = ("7/5", "23/9", "-31/17", "41/13", "-5/11", "3/19", "-53/7", "2/23")  # of no meaning
+
+
+def equivalent(gold: str, stated: str) -> bool:
+    r"""Whether two answers are the same mathematical value, or the same text.
+
+    This is not for what a model wrote: `9^{9^{9^9}}` takes for ever. `Verifier` has limits.
+
+    Args:
+        gold: The answer to compare with; what it leaves open (`x = 3` or `3`) is left open.
+        stated: The answer to judge.
+
+    Raises:
+        ConfigError: math-verify is not installed.
+
+    Example:
+        >>> equivalent("1/2", "0.5"), equivalent("3", "4"), equivalent("23/5", "4 3/5")
+        (True, False, True)
+        >>> equivalent("(0,6)", "0<x<6"), equivalent("(0,6)", r"0 \le x \le 6")
+        (True, False)
+    """
+    decided = quick(gold, stated)
+    if decided is not None:
+        return decided
+    gold, stated = bare(gold), bare(stated)
+    spelled = plain(gold), plain(stated)
+    if all(_BASED.fullmatch(s) for s in spelled):
+        return False  # numbers in another base, which the parser would take for subscripts
+    if _is_set_and_tuple(*spelled) or _is_set_and_tuple(*reversed(spelled)):
+        return False
+    values = _parsed(gold), _parsed(stated)
+    if not all(values):
+        return False
+    return _engine_says(*values) or _same_function(*values)
+
+
+def _is_set_and_tuple(one: str, other: str) -> bool:
+    """Whether one lists elements and the other coordinates; the engine ignores the brackets."""
+    return bool(_SET.fullmatch(one) and "," in one and _TUPLE.fullmatch(other))
+
+
+def _parsed(text: str) -> Any:
+    """What `math-verify` reads in `text`: at most one expression, then the text itself."""
+    return _engine()[0](f"${text}$")
+
+
+def _engine_says(gold: list[Any], stated: list[Any]) -> bool:
+    return _engine()[1](gold, stated) and not _tiny_and_different(gold[0], stated[0])
+
+
+@lru_cache(maxsize=1)
+def _engine() -> tuple[Any, Any]:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise ConfigError(
+            "task: verifying answers needs math-verify; install it with "
+            "pip install 'lit-reason[math]'"
+        ) from error
+    # it warns that limits are off: they are signals, which work in the main thread only
+    for module in ("parser", "grader"):
+        logging.getLogger(f"math_verify.{module}").setLevel(logging.CRITICAL)
+
+    @lru_cache(maxsize=512)  # the responses of a group are compared with the same gold answer
+    def read(text: str) -> Any:
+        return parse(text, parsing_timeout=None)  # type: ignore[arg-type]
+
+    def compare(gold: Any, stated: Any) -> bool:
+        return bool(verify(gold, stated, allow_set_relation_comp=True, timeout_seconds=None))
+
+    return read, compare
+
+
+def _tiny_and_different(gold: Any, stated: Any) -> bool:
+    """Whether two tiny numbers differ that the engine's absolute tolerance takes for equal."""
+    if not all(getattr(x, "is_number", False) and x.is_finite for x in (gold, stated)):
+        return False
+    a, b = (x.doit().evalf(20) for x in (gold, stated))
+    size = max(abs(a), abs(b))
+    return bool(0 < size < 1e-3) and bool(abs(a - b) > 1e-3 * size)
+
+
+def _same_function(gold: list[Any], stated: list[Any]) -> bool:
+    r"""Whether two terms agree wherever the gold one is real: `\sqrt{1/n}` and `1/\sqrt{n}`."""
+    import sympy
+
+    terms = gold[0], stated[0]
+    if not all(isinstance(x, sympy.Expr) and x.free_symbols for x in terms):
+        return False
+    names = sorted(str(s) for s in terms[0].free_symbols)
+    if names != sorted(str(s) for s in terms[1].free_symbols) or len(names) > 3:
+        return False
+    agreed = 0
+    for shift in range(len(_POINTS)):
+        at = {n: sympy.Rational(_POINTS[(shift + 3 * i) % 8]) for i, n in enumerate(names)}
+        a, b = (t.subs({s: at[str(s)] for s in t.free_symbols}).evalf(30, chop=True) for t in terms)
+        if not (a.is_Float or a.is_Integer):
+            continue
+        if not (b.is_Float or b.is_Integer) or abs(a - b) > 1e-20 * max(abs(a), 1):
+            return False
+        agreed += 1
+    return agreed >= 3

@@ -1,0 +1,128 @@
+r"""Where a response states its answer.
+
+Every function here is linear in the length of the text: responses can be of any size and shape.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+AnswerFormat = Literal["boxed", "answer", "gsm8k", "think_answer"]
+
+MARKERS: dict[str, str] = {"answer": "Answer:", "gsm8k": "####"}
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([-+]?\d[\d.,/]*))")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is no brace of TeX
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_NEXT_QUESTION = re.compile(r"^[ \t]*(?:Question|Problem|Q)[ \t]*:", re.MULTILINE)
+_NUMBER_AND_WORDS = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)(?: [^\W\d_].*)?\.?$")
+
+
+def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -> str | None:
+    r"""The answer that a response states, or `None`.
+
+    * `boxed`: what stands in the last `\boxed{}`; `\boxed 6` counts. A last box that is never
+      closed takes back those before it: the response was cut while stating another answer.
+    * `answer`: the rest of the last line with `Answer:` in it, in any case, without `**`.
+    * `gsm8k`: the rest of the last line with `####` in it, without words behind the number. What
+      follows a later `Question:` is another problem, which the model put to itself.
+    * `think_answer`: what stands in the last `<answer>…</answer>`.
+
+    Args:
+        text: The response.
+        answer_format: Where to look.
+        marker: What stands before the answer, in place of `Answer:` or `####`.
+
+    Example:
+        >>> extract(r"so \boxed{\frac{1}{2}} it is", "boxed")
+        '\\frac{1}{2}'
+        >>> extract("Answer: 3\nno, wait.\nAnswer: **4**", "answer")
+        '4'
+        >>> extract("#### 18 eggs a day", "gsm8k"), extract("A: 18 eggs", "gsm8k", marker="A:")
+        ('18', '18')
+        >>> extract("<think>6?</think><answer>7</answer>", "think_answer")
+        '7'
+    """
+    if answer_format == "boxed":
+        return last_box(text)
+    if answer_format == "think_answer":
+        return _last_answer_tag(text)
+    if answer_format == "gsm8k":
+        return _number_behind(text, marker or MARKERS["gsm8k"])
+    if marker is not None:
+        return _undecorated(_line_behind(text, marker))
+    found = None
+    for match in _ANSWER.finditer(text):
+        found = match
+    return None if found is None else _undecorated(found.group(1))
+
+
+def state(answer: str, answer_format: AnswerFormat, marker: str | None = None) -> str:
+    r"""The shortest response that states `answer`, as `extract` reads it.
+
+    Example:
+        >>> state("1/2", "boxed"), state("1/2", "gsm8k"), state("1/2", "gsm8k", marker="A:")
+        ('\\boxed{1/2}', '#### 1/2', 'A: 1/2')
+    """
+    if answer_format == "boxed":
+        return f"\\boxed{{{answer}}}"
+    if answer_format == "think_answer":
+        return f"<answer>{answer}</answer>"
+    return f"{marker or MARKERS[answer_format]} {answer}"
+
+
+def last_box(text: str) -> str | None:
+    r"""What stands in the last `\boxed{}`; `None` without one, or if it is never closed.
+
+    Example:
+        >>> last_box(r"\boxed{3}, no: \boxed{\{1, 2\}}."), last_box(r"\boxed{3}, no: \boxed{4")
+        ('\\{1, 2\\}', None)
+    """
+    box = None
+    for match in _BOX.finditer(text):
+        box = match
+    if box is None:
+        return None
+    if box.group(1) is None:
+        return box.group(2).rstrip(".,/")
+    depth = 1
+    for brace in _BRACE.finditer(text, box.end()):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return text[box.end() : brace.start()].strip()
+    return None
+
+
+def _last_answer_tag(text: str) -> str | None:
+    start = text.rfind("<answer>")
+    end = text.find("</answer>", start)
+    return text[start + len("<answer>") : end].strip() if 0 <= start < end else None
+
+
+def _number_behind(text: str, marker: str) -> str | None:
+    first = text.find(marker)
+    if first < 0:
+        return None
+    following = _NEXT_QUESTION.search(text, first)
+    stated = _undecorated(_line_behind(text[: following.start()] if following else text, marker))
+    if stated is None:
+        return None
+    stated = " ".join(stated.split())
+    number = _NUMBER_AND_WORDS.match(stated)
+    return number.group(1) if number else stated
+
+
+def _line_behind(text: str, marker: str) -> str | None:
+    """The line behind the last `marker` that has anything behind it."""
+    end = len(text)
+    while (start := text.rfind(marker, 0, end)) >= 0:
+        line = text[start + len(marker) : end].lstrip().split("\n", 1)[0]
+        if line:
+            return line
+        end = start
+    return None
+
+
+def _undecorated(line: str | None) -> str | None:
+    return None if line is None else line.strip().strip("*").strip() or None

@@ -1,0 +1,142 @@
+r"""Spellings of the same answer, and the comparisons that need no algebra."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from lit_reason.verifier.extract import last_box
+
+MAX_LENGTH = 4096  # characters; nobody states a result that is longer
+
+_SIGNS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{INFINITY}": r"\infty ",
+        "\N{GREEK SMALL LETTER PI}": r"\pi ",
+        "\N{MULTIPLICATION SIGN}": r"\times ",
+        "\N{DOT OPERATOR}": r"\cdot ",
+        "\N{DIVISION SIGN}": "/",
+        "\N{LESS-THAN OR EQUAL TO}": r"\le ",
+        "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
+        "\N{DEGREE SIGN}": r"^\circ",
+        "\N{SUPERSCRIPT TWO}": "^2",
+        "\N{SUPERSCRIPT THREE}": "^3",
+    }
+)
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_FRACTION = re.compile(
+    r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
+)
+_GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_MIXED = re.compile(r"(-?)([0-9]+) +([0-9]+/[0-9]+)")
+_SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})")
+_ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
+_VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_SPACING = re.compile(r"\\[,!;: $]|\\q?quad(?![a-zA-Z])|[$~]")
+_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
+_CHOICE = re.compile(r"\(([A-J])\)|([A-J])[.):]\s|([A-J])\)?$")
+
+
+def text_of(value: Any) -> str:
+    """A gold answer as text; integers that a data set stores as floats lose their `.0`.
+
+    Example:
+        >>> text_of(204.0), text_of(-3), text_of("0.50"), text_of(None)
+        ('204', '-3', '0.50', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():  # numpy's float64 is one
+        value = int(value)
+    return str(value)
+
+
+def bare(text: str) -> str:
+    r"""`text` without what only wraps or decorates it, in spellings that the parser reads.
+
+    Example:
+        >>> bare(r"$\boxed{4.2e5}$"), bare("4 3/5"), bare("17 = x")
+        ('4.2\\cdot 10^{5}', '(4+3/5)', 'x = 17')
+    """
+    inside = last_box(text)
+    text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
+    text = text.strip(" $€£").translate(_SIGNS).strip()
+    text = text if text.endswith("..") else text.rstrip(".")
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    if match := _MIXED.fullmatch(text):
+        return "{}({}+{})".format(*match.groups())
+    if match := _SCIENTIFIC.fullmatch(text):
+        return rf"{match[1]}\cdot 10^{{{match[2]}}}"
+    if match := _VALUE_FIRST.fullmatch(text):
+        return f"{match[2]} = {match[1]}"
+    return text
+
+
+def plain(text: str) -> str:
+    r"""A spelling in which equal texts are equal; spaces between digits are kept.
+
+    Example:
+        >>> plain(r"\left(1,\,\dfrac{2}{3}\right)"), plain("1,250"), plain(r"\text{Friday}.")
+        ('(1,\\frac{2}{3})', '1250', 'friday')
+    """
+    text = _SPACING.sub("", _WORDS.sub(r"\1", text)).replace(r"\%", "%")
+    text = _SIZE.sub("", text).replace(r"\{,\}", ",")
+    text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
+    text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text).rstrip(".").lower()
+    text = re.sub(r"_\{(\w+)\}", r"_\1", text)
+    return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+
+
+def quick(gold: str, stated: str) -> bool | None:
+    r"""Whether two answers are equal, where their spelling tells; else `None`.
+
+    Example:
+        >>> quick("1,250", "$1250$"), quick("7", "007"), quick("7", "8"), quick("1/2", "0.5")
+        (True, True, False, True)
+        >>> quick(r"2\sqrt{3}", r"\sqrt{12}"), quick("1/3", "0.333333")
+        (None, None)
+    """
+    if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:
+        return gold.strip() == stated.strip()
+    spelled = plain(bare(gold)), plain(bare(stated))
+    if not all(spelled):
+        return False
+    if spelled[0] == spelled[1]:
+        return True
+    numbers = _rational(spelled[0]), _rational(spelled[1])
+    if numbers[0] is None or numbers[1] is None:
+        return same_choice(gold, stated)
+    if numbers[0] == numbers[1]:
+        return True
+    # what may be a rounded value is for the engine's tolerance
+    close = "." in "".join(spelled) and abs(numbers[0] - numbers[1]) < Fraction(1, 1000)
+    return None if close else False
+
+
+def _rational(text: str) -> Fraction | None:
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text)
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    sign, *parts = match.groups()
+    above, below = (int(part) for part in parts if part is not None)
+    return Fraction(above, below) * (-1 if sign == "-" else 1) if below else None
+
+
+def same_choice(gold: str, stated: str) -> bool | None:
+    r"""Whether `stated` names the letter of a multiple-choice gold; `None` if that is not asked.
+
+    Example:
+        >>> same_choice("C", r"\textbf{(C)}\ 12"), same_choice("A", "C. A larger sample")
+        (True, False)
+    """
+    gold = _WORDS.sub(r"\1", gold.strip(" $.")).strip()
+    if not re.fullmatch(r"\(?[A-J]\)?", gold):
+        return None
+    letter = _CHOICE.match(_WORDS.sub(r"\1", stated.strip(" $.")).strip())
+    return None if letter is None else next(filter(None, letter.groups())) == gold.strip("()")

@@ -1,0 +1,262 @@
+"""Bad input: a mistake is one line that names the key, its value and the fix."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_reason.backbones import Pretrained
+from tests.conftest import SMALL, config, fails, tiny
+
+VAPO = [*tiny("vapo"), *SMALL, "--callbacks.value_warmup.rollouts=1"]
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Mistakes must be found before a model is loaded."""
+
+    def build(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(Pretrained, "_build", build)
+
+
+FLAGS = [
+    # unknown keys
+    ("--model.advantage.alhpa=1", r"model\.advantage\.alhpa=1: no such key; .*advantage\.alpha\?"),
+    ("--data.group_sise=3", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
+    ("--trainer.max_epoch=3", r"trainer\.max_epoch=3: no such key; .*trainer\.max_epochs\?"),
+    ("--callbacks.entropy.postions=1", r"callbacks\.entropy\.postions=1: .*entropy\.positions\?"),
+    ("--model.terms.positive_lm.ceof=1", r"terms\.positive_lm\.ceof=1: .*positive_lm\.coef\?"),
+    ("--callbacks.entropi.positions=3", r"callbacks has no entropi; .*entropy\.positions\?"),
+    ("--data.rewards.corectness.weight=2", r"rewards has no corectness; .*correctness\.weight\?"),
+    ("--model.terms.positive_ml.coef=1", r"terms has no positive_ml; .*positive_lm\.coef\?"),
+    ("--model.value.agregation=TokenMean", r"agregation=TokenMean: .*model\.value\.aggregation\?"),
+    ("--model.optimizer=SGD", r"model\.optimizer.*belongs to the subcommand cold_start"),
+    # wrong types
+    ("--data.group_size=many", r"data\.group_size=many: expected int"),
+    ("--model.advantage.alpha=None", r"model\.advantage\.alpha=None: expected float, or null"),
+    ("--model.actor_optimizer.lr=fast", r"model\.actor_optimizer\.lr=fast: expected float"),
+    ("--data.task.split=dev", r"data\.task\.split=dev: choose one of train, held_out"),
+    ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
+    ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
+    # classes
+    ("--model.advantage=GEA", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
+    ("--callbacks.mine=Mine", r"callbacks\.mine=Mine: no class Mine; choose one of EntropyMonitor"),
+    ("--trainer.logger=Wandb", r"trainer\.logger=Wandb: no class Wandb; .*WandbLogger"),
+    (
+        "--model.actor_optimizer=torch.optim.AdamV",
+        r"AdamV: module .* has no AdamV; .*optim\.AdamW",
+    ),
+    (
+        "--model.value.aggregation=Foo",
+        r"aggregation=Foo: .*one of ConstantLength, PromptMean",
+    ),
+    ("--data.engine=nowhere.Engine", r"module nowhere cannot be imported \(ModuleNotFoundError"),
+    (
+        "--data.engine=json.Engine",
+        r"data\.engine=json\.Engine: module json has no Engine; .*HFE",
+    ),
+    (
+        "--data.engine=json.JSONDecoder",
+        r"is not a subclass of RolloutEngine; .*HFEngine",
+    ),
+    ("--data.task=null", r"data\.task=null: cannot be left out; choose one of .*PlanCount"),
+    ("--data.rewards.correctness=null", r"data\.rewards: no term is left; add one, for example --"),
+    # sizes
+    (
+        "--model.update.minibatch_size=7",
+        r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
+    ),
+    ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
+    ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
+    ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),
+    ("--data.val_task.limit=0", r"data\.val_task\.limit=0: must be at least 1"),
+    ("--data.sampling.temperature=-1", r"data\.sampling\.temperature=-1\.0: must be at least 0"),
+    ("--data.val_sampling.top_p=0", r"data\.val_sampling\.top_p=0\.0: must be above 0 and at most"),
+    ("--data.rewards.correctness.weight=0", r"data\.rewards\.correctness\.weight=0: .*to null"),
+    ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be at least 0"),
+    # settings without effect
+    ("--data.max_rounds=4", r"data\.max_rounds=4: has no effect without data\.group_filter"),
+    (
+        "--data.groups_per_round=4",
+        r"data\.groups_per_round=4: has no effect without data\.gr",
+    ),
+    ("--model.advantage.lam_policy=0.9", r"lam_policy=0\.9: would have no effect, alpha=0\.05"),
+    ("--trainer.max_epochs=0", r"trainer\.max_epochs=0: nothing would be trained; .*`validate`"),
+    (
+        "--trainer.limit_train_batches=0",
+        r"limit_train_batches=0: nothing would be trained",
+    ),
+    # combinations
+    (
+        "--model.value=null",
+        r"model\.value=null: model\.advantage=GAE needs a critic; set .*ValueLo",
+    ),
+    ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be at least 0"),
+    ("--model.terms.positive_lm.coef=-1", r"model\.terms\.positive_lm\.coef=-1\.0: must be above"),
+    # the Trainer
+    ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
+    ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
+    ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
+    ("--trainer.max_steps=9", r"trainer\.max_steps=9: .*trainer\.max_epochs"),
+    ("--trainer.accelerator=quantum", r"trainer: .*accelerator='quantum'.*cpu"),
+    ("--trainer.val_check_interval=9", r"val_check_interval=9: above the 2 rollouts of an epoch"),
+    ("--trainer.check_val_every_n_epoch=0", r"check_val_every_n_epoch=0: must be at least 1"),
+    ("--trainer.limit_val_batches=5.5", r"trainer: .*5\.5 for limit_val_batches"),
+    ("--seed_everything=-5", r"seed_everything=-5: must lie in \[0, 4294967295\]"),
+    # files and limits
+    ("--ckpt_path=none.ckpt", r"ckpt_path=none\.ckpt: no such file; checkpoints are in RUN_DIR"),
+    (
+        "--data.sampling.max_new_tokens=99999",
+        r"data\.sampling\.max_new_tokens=99999: leaves no room .*context of \d+ tokens",
+    ),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("flag", "message"), FLAGS, ids=[flag for flag, _ in FLAGS])
+def test_a_mistake_on_the_command_line_is_one_line(flag, message, capsys):
+    line = fails(capsys, "fit", *VAPO, flag, "--run_dir=run")
+    assert re.search(message, line), line
+    assert not list(Path().rglob("run/*"))  # so that the next try is not refused
+
+
+FILES = [
+    ("data: {group_sise: 3}", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
+    ("data: {sampling: {temprature: 1}}", r"data\.sampling\.temprature=1: .*temperature\?"),
+    (
+        "model: {advantage: {class_path: GAE, init_args: {alhpa: 0.5}}}",
+        r"model\.advantage\.alhpa=0\.5: no such key; did you mean model\.advantage\.alpha\?",
+    ),
+    (
+        "model: {terms: {kl: {class_path: KLToReference, init_args: {ceof: 1}}}}",
+        r"model\.terms\.kl\.ceof=1: no such key; did you mean model\.terms\.kl\.coef\?",
+    ),
+    (
+        "callbacks: {entropy: {class_path: EntropyMonitor, init_args: {postions: 1}}}",
+        r"callbacks\.entropy\.postions=1: .*callbacks\.entropy\.positions\?",
+    ),
+    ("data: {group_size: many}", r"data\.group_size=many: expected int"),
+    (
+        "model: {advantage: {class_path: GAE, init_args: {alpha: big}}}",
+        r"model\.advantage\.alpha=big: expected float, or null",
+    ),
+    (
+        "callbacks: {value_warmup: {class_path: ValueWarmup, init_args: {rollouts: 0}}}",
+        r"callbacks\.value_warmup\.rollouts=0: must be at least 1",
+    ),
+    (
+        "data: {group_filter: {class_path: Drop}}",
+        r"data\.group_filter=Drop: no class .*DropUniform",
+    ),
+    ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
+    ("model: {backbone: null}", r"model\.backbone: not set"),
+    ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
+    ("model: {a: [1\n  b: }", r"config=overlay\.yaml: not valid YAML in line 2"),
+    ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
+    (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("content", "message"), FILES, ids=[str(content) for content, _ in FILES])
+def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, capsys):
+    content = content if isinstance(content, bytes) else content.encode()
+    Path("overlay.yaml").write_bytes(content)
+    line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml", "--run_dir=run")
+    assert re.search(message, line), line
+    assert not list(Path().rglob("run/*"))
+
+
+def test_a_command_without_a_configuration_or_with_another_name(capsys):
+    assert "model.backbone, model.advantage" in fails(capsys, "fit")
+    line = fails(capsys, "train", *VAPO)
+    assert re.search(r"subcommand train: .*fit, validate, test, predict, cold_start", line)
+
+
+def test_the_other_kind_of_configuration_is_named(capsys):
+    line = fails(capsys, "cold_start", config("vapo.yaml"))
+    assert re.search(r"model\.\S+: belongs to the subcommand fit; run it, or give another", line)
+
+
+def test_settings_of_a_critic_that_does_not_exist_are_named_together(capsys):
+    critic = ["--model.critic_optimizer=torch.optim.SGD", "--model.update.critic_epochs=2"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *critic)
+    assert re.search(
+        r"model\.critic_optimizer, model\.update\.critic_epochs: would have no effect without a "
+        r"critic; set them to null$",
+        line,
+    )
+
+
+def test_group_relative_advantages_of_single_responses_are_refused(capsys):
+    sizes = ["--data.groups_per_rollout=16", "--data.group_size=1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *sizes)
+    assert re.search(r"data\.group_size=1: model\.advantage=GroupRelative .*at least 2", line)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--model.value=ValueLoss")
+    assert re.search(
+        r"model\.value=ValueLoss: would have no effect.*set model\.value to null", line
+    )
+    steps = ["--data.rewards.steps=StepCorrectness", "--model.kl_in_reward=0.1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *steps)
+    assert re.search(r"model\.kl_in_reward=0\.1: .*'steps'.*add a KLToReference term", line)
+
+
+BUGS = """
+import torch
+from lit_reason.advantages import Advantages, GroupRelative
+from lit_reason.filters import GroupFilter
+from lit_reason.objectives import ClippedSurrogate
+from lit_reason.rewards import Reward
+from lit_reason.rollout import HFEngine
+
+class Boom(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        return {}["key"]
+
+class Flat(GroupRelative):
+    def __call__(self, rollout, rewards, values):
+        return Advantages(rewards.sum(dim=1), None, {})
+
+class Loss(ClippedSurrogate):
+    def loss(self, experience, outputs):
+        return torch.zeros(3) + torch.zeros(4)
+
+class Filter(GroupFilter):
+    def __call__(self, correct, rewards, scored):
+        return correct / "x"
+
+class Rows(GroupFilter):
+    def __call__(self, correct, rewards, scored):
+        return correct
+
+class Engine(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        raise TimeoutError("no answer")
+
+class Short(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        return super().generate(prompts, samples - 1, sampling, seed)
+"""
+PARTS = [
+    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:11\)"),
+    ("model.advantage=Flat", r"advantage=Flat: returned advantages of shape \(16,\), expected"),
+    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:19\)"),
+    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:23"),
+    ("data.group_filter=Rows", r"data\.group_filter: Rows returned shape \(4, 4\), expected one"),
+    ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
+    ("data.engine=Short", r"data\.engine: Short returned \[1, .*expected 2 for each"),
+]
+
+
+@pytest.mark.parametrize(("flag", "message"), PARTS, ids=[flag for flag, _ in PARTS])
+def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
+    flag, message, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_bugs.py").write_text(BUGS)
+    sys.modules.pop("my_bugs", None)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--" + flag.replace("=", "=my_bugs."))
+    assert re.search(message, line), line

@@ -1,0 +1,427 @@
+"""Where an answer is found, and which answers are equal."""
+
+import copy
+import csv
+import json
+import pickle
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_reason.batch import Group
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.judge import verdict_shares
+from lit_reason.tasks import MathProblems, PlanCount, Task
+from lit_reason.verdict import Status, Verdict
+from lit_reason.verifier import Verifier, equivalent, extract
+from lit_reason.verifier.spelling import MAX_LENGTH
+from tests.conftest import SMALL, fit, tiny
+
+ROWS = [json.loads(x) for x in (Path(__file__).parent / "data/answers.jsonl").open()]
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+FORMATS = ("boxed", "answer", "gsm8k", "think_answer")
+
+# what we decide where a policy row expects otherwise: see docs/verification.md
+DECIDED_OTHERWISE = {("A08", "All told there are 45 marbles, give or take none."): False}
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    shared = Verifier(time_limit=30.0)  # the machine may be busy
+    yield shared
+    shared.close()
+
+
+def judged(verifier, mode, golds, texts):
+    reader = copy.copy(verifier)  # the same workers
+    reader.mode, reader._warned = mode, True
+    return reader(golds, texts)
+
+
+# --- the cases ------------------------------------------------------------------------------------
+
+
+def test_the_cases_are_all_there():
+    assert [sum(r["level"] == level for r in ROWS) for level in ("must", "policy")] == [139, 29]
+
+
+def test_every_case_is_judged_as_a_careful_reader_would(verifier):
+    for mode in {row["mode"] for row in ROWS}:
+        rows = [row for row in ROWS if row["mode"] == mode and row["id"] != "A37"]
+        verdicts = judged(verifier, mode, [r["gold"] for r in rows], [r["response"] for r in rows])
+        mistakes = [
+            (row["id"], row["response"], row["gold"], str(verdict.status))
+            for row, verdict in zip(rows, verdicts, strict=True)
+            if verdict.correct
+            is not DECIDED_OTHERWISE.get((row["id"], row["response"]), row["expected"])
+        ]
+        assert mistakes == []
+
+
+EQUAL = [
+    ("23/5", "4 3/5"),
+    ("23/5", "4.6"),
+    ("-5/2", "-2 1/2"),
+    ("1/3", "0.333333"),
+    ("1/2", "1/2."),
+    ("2\\pi", "2π"),
+    ("\\sqrt{3}", "√3"),
+    ("1000", "1e3"),
+    ("10^{400}", "10^{399}\\cdot 10"),
+    ("x+y", "y+x"),
+    ("n(n+1)/2", "\\frac{n^2+n}{2}"),
+    ("\\sin(2x)", "2\\sin x\\cos x"),
+    ("x^2", "\\sqrt{x^4}"),
+    ("\\pm 2", "-2,2"),
+    ("x=1 or x=2", "1,2"),
+    ("y=2x+1", "2x-y+1=0"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
+    ("(-\\infty,0)\\cup(1,2)", "(1,2)\\cup(-\\infty,0)"),
+    ("0<x<6", "x\\in(0,6)"),
+    ("\\emptyset", "\\{\\}"),
+]
+DIFFERENT = [
+    ("1/3", "0.33"),
+    ("0.0000012", "0.0000014"),
+    ("43/5", "4 3/5"),
+    ("12", "1 2"),
+    ("12", "12C"),
+    ("|x|", "x"),
+    ("\\sqrt{x^2}", "x"),
+    ("x", "y"),
+    ("x=3", "y=3"),
+    ("\\pm 2", "2"),
+    ("(1,2)", "\\{1,2\\}"),
+    ("\\{1,2\\}", "(1,2)"),
+    ("(1,2)", "[1,2]"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}2\\\\1\\end{pmatrix}"),
+    ("see the 5", "5"),
+    ("3:30", "3:45"),
+    ("7", ""),
+    ("", "7"),
+    ("7", "1/0"),
+    ("C", "(B) 12"),
+]
+
+
+def test_equal_and_different_answers_in_this_process_and_in_the_workers(verifier):
+    """A38: the verdict depends neither on where it is made nor on repetition."""
+    for expected, pairs in ((True, EQUAL), (False, DIFFERENT)):
+        assert [p for p in pairs if equivalent(*p) is not expected] == []
+        for _ in range(2):
+            there = verifier.equal(pairs)
+            assert [p for p, v in zip(pairs, there, strict=True) if v is not expected] == []
+
+
+# --- extraction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", FORMATS)
+def test_a_stated_answer_is_found(mode):
+    for answer in ("7", r"\frac{1}{2}", "x = 3"):
+        assert extract(Verifier(mode).state(answer), mode) == answer
+    assert Verifier("gsm8k", marker="A:").state(7.0) == "A: 7"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "answer"),
+    [
+        ("boxed", r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        ("boxed", r"\fbox{3} and \boxed  {4}", "4"),
+        ("boxed", r"\boxed 6, as \boxed asks", "6"),
+        ("boxed", r"\boxed{5}. More carefully \boxed{\frac{1}{2", None),
+        ("boxed", r"\boxed{\boxed{5}}", "5"),
+        ("boxed", "no box", None),
+        ("answer", "Answer: 9\nno:\nAnswer:\n\n14", "14"),
+        ("answer", "**Answer:** 58.", "58."),
+        ("answer", "Answer: **", None),
+        ("gsm8k", "#### Step 1\n18 of 20\n#### 18", "18"),
+        ("gsm8k", "#### 18\n\nQuestion: next one\n#### 7", "18"),
+        ("gsm8k", "#### 18\n####", "18"),
+        ("gsm8k", "#### -  $ 1,250 dollars", "- $ 1,250"),
+        ("gsm8k", "#### 12 + 3 = 15", "12 + 3 = 15"),
+        ("think_answer", "<answer>1</answer> no <answer> 2\n</answer>", "2"),
+        ("think_answer", "<answer>1</answer> no <answer>2", None),
+        ("think_answer", "</answer> 2 <answer>", None),
+    ],
+)
+def test_the_answer_is_found_where_the_format_has_it(mode, text, answer):
+    assert extract(text, mode) == answer
+
+
+def test_a_marker_takes_the_place_of_the_usual_one():
+    assert extract("A: 3\nA: 18 eggs\n#### 7", "gsm8k", "A:") == "18"
+    assert extract("Result = **x+1**\n", "answer", "Result =") == "x+1"
+    assert extract("Answer: 3", "answer", "Result =") is None
+
+
+HUGE = [
+    "\\boxed{" * 150_000,
+    "\\boxed{" + "{" * 500_000,
+    "\\boxed{" + "(" * 500_000 + ")" * 500_000 + "}",
+    "\\boxed" + " " * 1_000_000,
+    "#" * 1_000_000,
+    "#### " * 200_000,
+    "#### -" + " " * 1_000_000 + "x",
+    "#### " + "1," * 500_000 + "x",
+    "answer " * 150_000,
+    "answer" + " " * 1_000_000,
+    "answer:" + " 1" * 500_000,
+    "<answer>" * 125_000,
+    "<answer>" + "1 " * 500_000 + "</answer>",
+    "#### 1\n" + "Question" * 100_000 + " \t" * 100_000,
+]
+
+
+def test_a_megabyte_of_anything_is_read_and_judged_in_no_time(verifier):
+    started = time.perf_counter()
+    for mode in FORMATS:
+        for verdict in judged(verifier, mode, ["7"] * len(HUGE), HUGE):
+            assert verdict.status in (Status.WRONG, Status.NO_ANSWER)
+    assert time.perf_counter() - started < 20  # what is quadratic takes hours
+
+
+def test_a_long_answer_is_right_only_if_it_is_the_gold_one(verifier):
+    long = "+".join("x" * MAX_LENGTH)
+    assert verifier.equal([(long, f" {long} "), (long, long[:-1] + "y")]) == [True, False]
+
+
+# --- what a model can write -----------------------------------------------------------------------
+
+HOSTILE = [
+    *(row["response"] for row in ROWS if row["id"] == "A37"),
+    "9**9**9**9",
+    r"\sqrt[1000000000]{3}",
+    "(" * 2000 + "1" + ")" * 2000,
+    r"\frac{1}{" * 400,
+    r"\begin{pmatrix}" + "&".join("1" * 300) + r"\end{pmatrix}",
+    r"\left(" * 600,
+    "$" * 4000,
+    "\x00",
+    "\ud800 1/2",
+    "\u202e7/3\u202c",
+    "}{",
+    "\\",
+    "\\frac{}{}",
+]
+
+
+def test_nothing_that_a_model_writes_hangs_crashes_or_spoils_a_later_verdict():
+    """A37, F06: bombs among ordinary answers, which are judged as ever."""
+    rng = random.Random(0)
+    pairs = [(f"{a}/7", rf"\frac{{{2 * a}}}{{14}}") for a in range(400)] + [
+        (f"{a}\\pi", f"\\pi\\cdot {a}") for a in range(20)
+    ]
+    pairs += [("7/3", text) for text in HOSTILE]
+    rng.shuffle(pairs)
+    verifier = Verifier(time_limit=1.0)
+    results = verifier.equal(pairs)
+    verifier.close()
+    for (_, stated), result in zip(pairs, results, strict=True):
+        assert result is True or stated in HOSTILE, stated
+        assert not (result and stated in HOSTILE), stated
+    assert [results[[s for _, s in pairs].index(text)] for text in HOSTILE[:3]] == [None] * 3
+
+
+def test_text_of_the_model_is_never_executed(verifier, tmp_path):
+    """A39."""
+    mark = tmp_path / "mark"
+    attacks = [
+        rf"__import__('os').system('touch {mark}') or \pi",
+        rf"__import__('pathlib').Path('{mark}').touch() or \pi",
+        f"[open('{mark}','w')]",
+        f"\\text{{exec(\"open('{mark}','w')\")}}",
+    ]
+    for gold in (r"\pi", "1", "[1]"):
+        assert True not in verifier.equal([(gold, attack) for attack in attacks])
+    assert not mark.exists()
+    assert verifier.equal([(r"2\pi", r"\pi\cdot 2")]) == [True]
+
+
+# --- the class ------------------------------------------------------------------------------------
+
+
+def test_a_verdict_has_a_status_and_the_answer_that_was_found():
+    """What needs no algebra starts no process."""
+    verifier = Verifier("answer")
+    texts = ["Answer: 1,250", "Answer: 8", "none", "Answer: 7."]
+    assert verifier(["1250", 7, 7, 7.0], texts) == [
+        Verdict(Status.CORRECT, "1,250"),
+        Verdict(Status.WRONG, "8"),
+        Verdict(Status.NO_ANSWER),
+        Verdict(Status.CORRECT, "7."),
+    ]
+    assert verifier.pool.members == []
+    assert verifier([], []) == []
+
+
+class Failing(Verifier):
+    """Workers that compare nothing, and say why."""
+
+    def __init__(self, *statuses, **arguments):
+        super().__init__("boxed", **arguments)
+        self.asked = []
+        self.pool.run = lambda pairs: [self.asked.append(p) or statuses[0] for p in pairs]
+
+
+def test_what_could_not_be_compared_is_not_correct_and_warned_about_once():
+    verifier = Failing(Status.TIMEOUT)
+    texts = [r"\boxed{\pi}", r"\boxed{3}"]
+    with pytest.warns(ConfigWarning, match=r"1 of 2 answers .*'\\\\pi'.*'7/3' \(timeout\)"):
+        verdicts = verifier(["7/3", "3"], texts)
+    assert [str(v.status) for v in verdicts] == ["timeout", "correct"]
+    assert not verdicts[0].correct
+    verifier(["7/3", "3"], texts)  # warnings are errors here
+    assert len(verifier.asked) == 2  # a failure is tried again
+
+
+def test_a_failure_ends_the_run_if_it_should():
+    with pytest.raises(ConfigError, match=r"on_failure=raise: 1 of 1 .*\(error\).*memory_limit="):
+        Failing(Status.ERROR, on_failure="raise")(["7/3"], [r"\boxed{\pi}"])
+
+
+def test_equal_pairs_are_compared_once_and_remembered():
+    verifier = Failing(Status.WRONG)
+    assert verifier.equal([("1", "\\pi")] * 5 + [("2", "\\pi")]) == [False] * 6
+    assert verifier.equal([("1", "\\pi")]) == [False]
+    assert verifier.asked == [("1", "\\pi"), ("2", "\\pi")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, r"verifier\.workers=0: must be at least 1"),
+        ({"memory_limit": 0}, r"verifier\.memory_limit=0"),
+        ({"time_limit": 0}, r"verifier\.time_limit=0: must be a time above 0"),
+        ({"marker": " "}, r"verifier\.marker=' ': is empty"),
+        ({"mode": "boxed", "marker": "A:"}, r"verifier\.marker='A:': has no effect in mode=boxed"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Verifier(**arguments)
+
+
+def test_a_verifier_without_a_format_or_with_another_is_refused():
+    """H09."""
+    with pytest.raises(ConfigError, match=r"verifier\.mode=null"):
+        Verifier()(["7"], ["7"])
+    with pytest.raises(ConfigError, match=r"verifier\.mode=gsm8k: .*answer_format=boxed"):
+        Verifier("gsm8k").reading("boxed")
+    with pytest.raises(ConfigError, match=r"marker='A:': has no effect in mode=boxed"):
+        Verifier(marker="A:").reading("boxed")
+
+
+def test_a_missing_engine_is_named_with_its_install_command(monkeypatch):
+    monkeypatch.setattr("lit_reason.verifier.verifier.find_spec", lambda name: None)
+    assert Verifier("boxed")(["7"], [r"\boxed{7}"])[0].correct
+    with pytest.raises(ConfigError, match=r"math-verify; .*pip install 'lit-reason\[math\]'"):
+        Verifier("boxed")(["7"], [r"\boxed{\pi}"])
+
+
+def test_a_copy_has_the_settings_and_workers_of_its_own(verifier):
+    original = Verifier("boxed", time_limit=7, marker=None)
+    for twin in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        assert (twin.mode, twin.pool.time_limit) == ("boxed", 7)
+        assert twin.pool is not original.pool
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_task_judges_a_round_with_its_verifier(tmp_path, verifier):
+    path = write(tmp_path / "p.jsonl", [{"problem": "a", "answer": "1/2"}] * 2)
+    task = MathProblems(path, answer_format="gsm8k", verifier=Verifier(marker="A:"))
+    task.verifier.pool = verifier.pool
+    texts = ["A: 0.5", "A: \\frac{2}{4}", "A: 2", "#### 1/2"]
+    statuses = [str(v.status) for v in task.judge([task[0]] * 4, texts)]
+    assert statuses == ["correct", "correct", "wrong", "no_answer"]
+    assert task.verify(task[0], texts[1]) is True
+    with pytest.raises(ConfigError, match=r"verifier\.mode=boxed"):
+        MathProblems(path, answer_format="gsm8k", verifier=Verifier("boxed"))
+
+
+def test_statuses_are_counted_for_tasks_that_tell_more_than_right_and_wrong(tmp_path):
+    told = ["correct", "wrong", "no_answer", "timeout", "timeout", "error", "wrong", "wrong"]
+    verdicts = [Verdict(Status(status)) for status in told]
+    groups = [Group(None, [], [], half, []) for half in (verdicts[:4], verdicts[4:])]
+    path = write(tmp_path / "p.jsonl", [{"problem": "a", "answer": "2"}])
+    assert verdict_shares(groups, MathProblems(path)) == {
+        "verify/no_answer": 1 / 8,
+        "verify/timeout": 2 / 8,
+        "verify/error": 1 / 8,
+    }
+
+
+class Plain(PlanCount):
+    """Knows only right and wrong."""
+
+    judge = Task.judge
+
+
+def test_statuses_are_not_counted_for_tasks_that_only_know_right_and_wrong():
+    verdicts = [Verdict.of(True), Verdict.of(False)]
+    assert verdict_shares([Group(None, [], [], verdicts, [])], Plain()) == {}
+
+
+TOLD = """
+from lit_reason.tasks import PlanCount
+from lit_reason.verdict import Status, Verdict
+
+
+class Told(PlanCount):
+    def judge(self, prompts, texts):
+        failed = [Verdict(Status.NO_ANSWER), Verdict(Status.TIMEOUT)]
+        return [failed[i] if i < 2 else Verdict.of(i % 2 == 0) for i in range(len(texts))]
+"""
+
+
+def test_a_run_logs_the_share_of_each_status(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("told_task.py").write_text(TOLD)
+    run_dir = fit(*tiny("grpo"), "--data.task=told_task.Told", *SMALL)
+    rows = list(csv.DictReader((run_dir / "metrics.csv").open()))
+    trained = [row for row in rows if row["verify/timeout"]]
+    assert len(trained) == 2
+    for row in trained:
+        assert float(row["verify/no_answer"]) == float(row["verify/timeout"]) == 1 / 16
+        assert float(row["verify/error"]) == 0
+
+
+# --- data sets of other people, read where they lie -----------------------------------------------
+
+
+def shared(name):
+    if not (SHARED / name).exists():
+        pytest.skip(f"{name} does not lie beside the repository")
+    return (SHARED / name).read_text()
+
+
+def test_golds_verify_against_themselves_in_another_spelling(verifier):
+    """H07: equal texts would prove nothing."""
+    golds = [row["final_answer"] for row in json.loads(shared("math500.json"))]
+    golds = [g for g in golds if r"\frac" in g or r"\left" in g]
+    respelled = [
+        g.replace(r"\frac", r"\tfrac").replace(r"\left(", r"\bigl( ").replace(r"\right)", r"\bigr)")
+        for g in golds
+    ]
+    results = verifier.equal(list(zip(golds, respelled, strict=True)))
+    assert len(golds) > 20
+    assert [g for g, r in zip(golds, results, strict=True) if r is not True] == []
+
+
+def test_verdicts_agree_with_those_published_with_gsm8k(verifier):
+    """Responses of real models, each with its authors' verdict; `A:` marks the answer."""
+    rows = [json.loads(line) for line in shared("gsm8k_model_solutions.jsonl").splitlines()]
+    golds = [row["ground_truth"].rsplit("A:", 1)[1].strip() for row in rows]
+    reader = Verifier("gsm8k", marker="A:")
+    reader.pool = verifier.pool
+    verdicts = reader(golds, [row["solution"] for row in rows])
+    assert [v.correct for v in verdicts] == [row["is_correct"] for row in rows]
