@@ -6,7 +6,7 @@ import re
 import unicodedata
 import warnings
 
-from lightning.pytorch.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, ConfigWarning

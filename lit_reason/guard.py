@@ -65,5 +65,6 @@ def _tensors(batch: Any) -> dict[str, Any]:
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     if "verdicts" in values:
         values["verdicts"] = [(str(v.status), v.answer) for v in values["verdicts"]]
+        values["prompts"] = [(p.index, p.text, p.answer) for p in values["prompts"]]
     rollout = values.pop("rollout", None)
     return values if rollout is None else {**values, "rollout": _tensors(rollout)}

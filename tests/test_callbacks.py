@@ -53,7 +53,6 @@ def module_of(policy, critic=True, **kwargs):
     estimator, value = (GAE(), ValueLoss()) if critic else (GroupRelative(), None)
     kwargs.setdefault("update", Update(1, 8, 8))
     kwargs.setdefault("actor_optimizer", lambda p: torch.optim.AdamW(p, lr=1e-3))
-    kwargs.setdefault("critic_optimizer", lambda p: torch.optim.AdamW(p, lr=1e-3))
     return ReasonModule(policy, estimator, ClippedSurrogate(), value, **kwargs)
 
 

@@ -35,7 +35,6 @@ SIZES = [
     "--callbacks.samples=null",
     "--callbacks.entropy=null",
 ]
-ADAMW = "--model.{0}_optimizer.init_args.{1}"
 RECIPE = {
     # DAPO's script decays weights by 0.1; DeepSeekMath states nothing
     "dapo": ["--model.actor_optimizer.init_args.weight_decay=0.0"],
@@ -43,7 +42,7 @@ RECIPE = {
     "ppo": [
         "--data.rewards.correctness.init_args.wrong=-1",
         "--model.advantage.whiten=false",
-        *[f"{ADAMW.format(network, 'betas')}=[0.9,0.999]" for network in ("actor", "critic")],
+        "--model.actor_optimizer.init_args.betas=[0.9,0.999]",
     ],
 }
 SWITCHES = {

@@ -140,7 +140,7 @@ def test_every_group_that_dynamic_sampling_keeps_has_an_advantage(responses):
     """§11: kept means a difference in verdicts, which no length penalty can level out."""
     correct, lengths = (torch.tensor(x) for x in zip(*responses, strict=True))
     rewards = torch.where(correct, 1.0, -1.0) + soft_overlong(lengths, 20, 10)
-    kept = bool(DropUniform()(correct[None], rewards[None]))
+    kept = bool(DropUniform()(correct[None], rewards[None], torch.ones_like(correct)[None]))
     assert kept == (0 < int(correct.sum()) < len(responses))
     if kept:
         rollout = batch([[1]] * len(responses))

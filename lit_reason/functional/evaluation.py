@@ -94,9 +94,11 @@ def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
 def majority_of_classes(classes: Tensor, correct: Tensor) -> Tensor:
     r"""Credit of the most frequent answer of each problem: maj@k over classes of equal answers.
 
-    The rule for ties is that of :func:`majority_at_k`: of m classes tied for most frequent, each
-    gets 1/m of the credit. A class whose members were not all judged alike counts with the share
-    of them that is right.
+    .. math:: \sum_i [c_i \in W]\,[i\ \mathrm{correct}] \Big/ \sum_i [c_i \in W]
+
+    W is the set of the most frequent classes. The rule for ties is that of :func:`majority_at_k`:
+    of m classes tied for most frequent, each gets 1/m of the credit. A class whose members were not
+    all judged alike counts with the share of them that is right.
 
     Args:
         classes: Number of the class of each sample's answer; below 0 casts no vote.
@@ -130,9 +132,10 @@ def bootstrap_interval(
 ) -> tuple[Tensor, Tensor]:
     r"""Percentile bootstrap interval of column means, with rows drawn with replacement.
 
-    The rows are problems and the values means over a problem's samples: drawing problems accounts
-    for the choice of problems and for the chance in sampling from the model (Efron, 1979). All
-    columns use the same draws. A nan is left out of its column's means.
+    The ends are the :math:`(1-q)/2` and :math:`(1+q)/2` quantiles of the means of the resamples,
+    for a coverage q. The rows are problems and the values means over a problem's samples: drawing
+    problems accounts for the choice of problems and for the chance in sampling from the model
+    (Efron, 1979). All columns use the same draws. A nan is left out of its column's means.
 
     With few rows, or a mean near an end of its range, the interval is too narrow; if all rows are
     equal it has no width.

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import fields
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, require_at_least_one

@@ -7,7 +7,7 @@ its name; those of elementwise functions take the numbers of one token.
 
 import math
 import statistics
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 
 import torch
 from hypothesis import settings
@@ -351,6 +351,25 @@ def pass_at_k(verdicts, k):
     """Over every choice of k samples."""
     subsets = list(combinations(verdicts, k))
     return sum(any(s) for s in subsets) / len(subsets)
+
+
+def majority_of_classes(classes, correct):
+    """The mean over the classes tied for most frequent of the share of each that is right."""
+    credits = []
+    for ids, verdicts in zip(classes.tolist(), correct.tolist(), strict=True):
+        members = {c: [v for i, v in zip(ids, verdicts, strict=True) if i == c] for c in ids}
+        votes = {c: m for c, m in members.items() if c >= 0}
+        most = max((len(m) for m in votes.values()), default=0)
+        shares = [sum(m) / len(m) for m in votes.values() if len(m) == most]
+        credits.append(sum(shares) / len(shares) if shares else 0.0)
+    return torch.tensor(credits, dtype=torch.float64)
+
+
+def bootstrap_interval(column, level):
+    """The exact interval of a column of few rows: every one of the n^n resamples."""
+    draws = product(column, repeat=len(column))
+    means = sorted(math.fsum(draw) / len(column) for draw in draws)
+    return tuple(means[round(end * (len(means) - 1))] for end in ((1 - level) / 2, (1 + level) / 2))
 
 
 def majority_at_k(answers, gold):

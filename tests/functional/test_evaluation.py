@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import PROPERTY
+from oracles import PROPERTY, generators
 
 from lit_reason.functional import (
     bootstrap_interval,
@@ -101,6 +101,15 @@ def test_classes_give_what_answers_give(classes, gold):
     assert got == pytest.approx(majority_at_k(answers, gold))
 
 
+@PROPERTY
+@given(st.integers(1, 4), st.integers(1, 7), generators())
+def test_classes_are_those_of_the_definition(problems, k, generator):
+    classes = torch.randint(-1, 3, (problems, k), generator=generator)
+    correct = torch.rand(problems, k, generator=generator) < 0.5
+    want = oracles.majority_of_classes(classes, correct)
+    torch.testing.assert_close(majority_of_classes(classes, correct).double(), want)
+
+
 def test_a_class_that_was_judged_both_ways_counts_in_part():
     classes = torch.tensor([[0, 0, 0, 0, 1]])
     correct = torch.tensor([[True, True, True, False, False]])
@@ -132,6 +141,15 @@ def test_the_interval_of_a_share_is_that_of_a_binomial(rows, ones):
     low, high = bootstrap_interval(values, resamples=20_000)
     for end, level in ((low, 0.025), (high, 0.975)):
         assert abs(end.item() - binomial_quantile(rows, ones / rows, level)) <= 1 / rows + 1e-9
+
+
+@pytest.mark.parametrize("column", [[0.0, 1.0, 2.0, 4.0, 8.0], [0.2, 0.2, 0.9, 1.0]])
+@pytest.mark.parametrize("level", [0.5, 0.8])
+def test_the_interval_of_few_rows_is_that_of_all_resamples(column, level):
+    exact = oracles.bootstrap_interval(column, level)
+    drawn = bootstrap_interval(torch.tensor(column)[:, None], 20_000, level)
+    for got, want in zip(drawn, exact, strict=True):
+        assert got.item() == pytest.approx(want, abs=0.2 * max(column) / len(column))
 
 
 def test_intervals_cover_the_true_mean_as_often_as_they_claim():
