@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.functional import (
     Reduce,
     gae,
@@ -93,9 +94,11 @@ class GAE(AdvantageEstimator):
         whiten: bool | Literal["std"] = False,
     ) -> None:
         if alpha is not None and lam_policy is not None:
-            raise ConfigError(
-                f"model.advantage.lam_policy={lam_policy}: would have no effect, alpha={alpha} "
-                "makes λ_policy follow the length; set one of the two to null"
+            warnings.warn(
+                f"model.advantage.lam_policy={lam_policy}: has no effect, alpha={alpha} makes "
+                "λ_policy follow the length; set one of the two to null",
+                ConfigWarning,
+                stacklevel=2,
             )
         lam_policy = 0.95 if lam_policy is None else lam_policy
         unit = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from lit_reason.advantages import GroupRelative
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
@@ -45,20 +46,19 @@ def _check_critic(module: ReasonModule) -> None:
         )
 
 
-def check_no_critic(settings: dict[str, object]) -> None:
-    """Refuses settings of a critic that does not exist.
+def warn_of_no_critic(settings: dict[str, object]) -> None:
+    """Warns of settings of a critic that does not exist.
 
     Args:
         settings: Keys of the module with what was given for them.
-
-    Raises:
-        ConfigError: Names all that are set.
     """
     given = [f"model.{key}" for key, value in settings.items() if value is not None]
     if given:
         them = "it" if len(given) == 1 else "them"
-        raise ConfigError(
-            f"{', '.join(given)}: would have no effect without a critic; set {them} to null"
+        warnings.warn(
+            f"{', '.join(given)}: no effect without a critic; set {them} to null",
+            ConfigWarning,
+            stacklevel=3,
         )
 
 

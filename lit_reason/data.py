@@ -113,7 +113,7 @@ class RolloutDataModule(LightningDataModule):
         self._check(groups_per_round)
         self._check_sampling()
         if group_filter is None:
-            _refuse_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
+            _warn_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
@@ -384,11 +384,13 @@ class RolloutDataModule(LightningDataModule):
         return -(-self._longest_share() // self.val_groups_per_batch)
 
 
-def _refuse_without_filter(**values: int | None) -> None:
+def _warn_without_filter(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None:
-            raise ConfigError(
-                f"data.{name}={value}: has no effect without data.group_filter; set it to null"
+            warnings.warn(
+                f"data.{name}={value}: has no effect without data.group_filter; set it to null",
+                ConfigWarning,
+                stacklevel=3,
             )
 
 

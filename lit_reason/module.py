@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from lit_reason.advantages import AdvantageEstimator
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
-from lit_reason.checks import check_no_critic, check_parts, check_sizes
+from lit_reason.checks import check_parts, check_sizes, warn_of_no_critic
 from lit_reason.errors import ConfigError, ConfigWarning, blaming
 from lit_reason.functional import (
     Reduce,
@@ -99,7 +99,7 @@ class ReasonModule(LightningModule):
                 "update.critic_epochs": update.critic_epochs,
                 "update.critic_minibatch_size": update.critic_minibatch_size,
             }
-            check_no_critic(of_critic)
+            warn_of_no_critic(of_critic)
         for term in self.terms.values():
             term.aggregation = term.aggregation or self.policy.aggregation
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lit_reason.backbones import Pretrained
-from tests.conftest import SMALL, config, fails, tiny
+from lit_reason.errors import ConfigWarning
+from tests.conftest import SMALL, config, fails, fit, tiny
 
 VAPO = [*tiny("vapo"), *SMALL, "--callbacks.value_warmup.rollouts=1"]
 
@@ -77,13 +78,7 @@ FLAGS = [
     ("--data.val_sampling.top_p=0", r"data\.val_sampling\.top_p=0\.0: must be above 0 and at most"),
     ("--data.rewards.correctness.weight=0", r"data\.rewards\.correctness\.weight=0: .*to null"),
     ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be at least 0"),
-    # settings without effect
-    ("--data.max_rounds=4", r"data\.max_rounds=4: has no effect without data\.group_filter"),
-    (
-        "--data.groups_per_round=4",
-        r"data\.groups_per_round=4: has no effect without data\.gr",
-    ),
-    ("--model.advantage.lam_policy=0.9", r"lam_policy=0\.9: would have no effect, alpha=0\.05"),
+    # runs that train on nothing
     ("--trainer.max_epochs=0", r"trainer\.max_epochs=0: nothing would be trained; .*`validate`"),
     (
         "--trainer.limit_train_batches=0",
@@ -181,14 +176,28 @@ def test_the_other_kind_of_configuration_is_named(capsys):
     assert re.search(r"model\.\S+: belongs to the subcommand fit; run it, or give another", line)
 
 
-def test_settings_of_a_critic_that_does_not_exist_are_named_together(capsys):
-    critic = ["--model.critic_optimizer=torch.optim.SGD", "--model.update.critic_epochs=2"]
-    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *critic)
-    assert re.search(
-        r"model\.critic_optimizer, model\.update\.critic_epochs: would have no effect without a "
-        r"critic; set them to null$",
-        line,
-    )
+NO_EFFECT = [
+    (
+        "vapo",
+        "--data.max_rounds=4",
+        r"data\.max_rounds=4: has no effect without data\.group",
+    ),
+    ("vapo", "--data.groups_per_round=4", r"data\.groups_per_round=4: has no effect without data"),
+    ("vapo", "--model.advantage.lam_policy=0.9", r"lam_policy=0\.9: has no effect, alpha=0\.05"),
+    (
+        "grpo",
+        "--model.critic_optimizer=torch.optim.SGD --model.update.critic_epochs=2",
+        r"model\.critic_optimizer, model\.update\.critic_epochs: no effect without a critic; set",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "flags", "message"), NO_EFFECT, ids=[f for _, f, _ in NO_EFFECT])
+def test_what_a_part_that_is_off_would_read_is_warned_of(name, flags, message):
+    """A warning and no error, so that one flag switches the part off."""
+    warmup = ["--callbacks.value_warmup.rollouts=1"] if name == "vapo" else []
+    with pytest.warns(ConfigWarning, match=message):
+        fit(*tiny(name), *SMALL, *warmup, *flags.split())
 
 
 def test_group_relative_advantages_of_single_responses_are_refused(capsys):

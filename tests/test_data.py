@@ -376,6 +376,13 @@ def test_fewer_problems_than_processes_are_refused(sampler):
         attach(data, sampler)
 
 
+def test_settings_of_a_filter_that_is_not_there_are_warned_of():
+    with pytest.warns(ConfigWarning, match=r"data\.max_rounds=3: has no effect without data"):
+        data_of([MIXED], group_filter=None)
+    with pytest.warns(ConfigWarning, match=r"data\.groups_per_round=3: has no effect"):
+        data_of([MIXED], group_filter=None, max_rounds=None, groups_per_round=3)
+
+
 def test_held_out_problems_are_left_out_of_training_or_warned_of(sampler):
     data = data_of([MIXED] * 4, val_task=Numbered(3))
     attach(data, sampler)
@@ -548,8 +555,6 @@ def test_rows_that_only_fill_up_a_rank_are_not_counted(sampler, world, per_batch
         ({"val_pass_k": [1, 4]}, r"data\.val_pass_k=\[1, 4\]: .* data\.val_samples=2"),
         ({"val_pass_k": [0]}, r"data\.val_pass_k=\[0\]: each must lie between 1 and"),
         ({"group_size": 1}, r"data\.group_size=1: data\.group_filter=DropUniform .*at least 2"),
-        ({"group_filter": None, "groups_per_round": 3}, r"groups_per_round=3: has no effect"),
-        ({"group_filter": None}, r"data\.max_rounds=3: has no effect without data\.group_filter"),
         ({"groups_per_round": 1, "max_rounds": 1}, r"groups_per_round=1: .*choose at least 2"),
         ({"rewards": {"correctness": None}}, r"data\.rewards"),
         ({"sampling": Sampling(temperature=0)}, r"data\.sampling\.temperature=0: .*choose 1"),

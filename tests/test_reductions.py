@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.slow,
     # VAPO's warm-up, where it is the switch left on, is longer than these runs
     pytest.mark.filterwarnings("ignore:callbacks.value_warmup:lit_reason.errors.ConfigWarning"),
+    # λ_policy = 1 where the length-adaptive λ is the switch left on
+    pytest.mark.filterwarnings("ignore:model.advantage.lam_policy:lit_reason.errors.ConfigWarning"),
 ]
 
 ROLLOUTS = 2
