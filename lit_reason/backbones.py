@@ -27,7 +27,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.gguf import check_gguf, plain_copy
 from lit_reason.networks import ValueModel
 
@@ -190,7 +190,18 @@ class Pretrained(Backbone):
             ) from error
 
     def _load_tokenizer(self) -> Any:
-        return self._load(AutoTokenizer)
+        return self._load(PreTrainedTokenizerFast if self._is_generic() else AutoTokenizer)
+
+    def _is_generic(self) -> bool:
+        """Whether the tokenizer's file is all there is to it.
+
+        `AutoTokenizer` would take the class of the model type, and with it another algorithm.
+        """
+        file = Path(self.path, "tokenizer_config.json")
+        if self.gguf_file is not None or not file.is_file():
+            return False
+        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        return named in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
     def _load_config(self) -> PreTrainedConfig:
         return self._load(AutoConfig)
@@ -259,6 +270,15 @@ class Scratch(Backbone):
         critic_init: str = "policy",
     ) -> None:
         super().__init__(critic_init)
+        require_at_least_one(
+            "model.backbone",
+            hidden_size=hidden_size,
+            layers=layers,
+            heads=heads,
+            context_length=context_length,
+        )
+        if not alphabet:
+            raise ConfigError("model.backbone.alphabet: is empty; name the characters to be read")
         if hidden_size % heads:
             raise ConfigError(
                 f"model.backbone.heads={heads} does not divide model.backbone.hidden_size="

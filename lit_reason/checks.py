@@ -19,6 +19,7 @@ def check_parts(module: ReasonModule) -> None:
     Raises:
         ConfigError: The first such part.
     """
+    _check_slots(module)
     _check_critic(module)
     _check_reference(module)
     if module.policy.aggregation is None:
@@ -30,6 +31,25 @@ def check_parts(module: ReasonModule) -> None:
             raise ConfigError(
                 f"model.terms.{name}: the name is taken; choose another, like my_{name}"
             )
+
+
+def _check_slots(module: ReasonModule) -> None:
+    """Refuses loss terms that do not read what their place gives them."""
+    actors = {"policy": module.policy, **{f"terms.{k}": t for k, t in module.terms.items()}}
+    for key, term in actors.items():
+        if term.network != "actor":
+            raise ConfigError(
+                f"model.{key}={type(term).__name__}: a loss of the critic; set it as model.value"
+            )
+    if module.value is not None and module.value.network != "critic":
+        raise ConfigError(
+            f"model.value={type(module.value).__name__}: a loss of the actor; choose ValueLoss"
+        )
+    if not module.policy.uses_advantages:
+        raise ConfigError(
+            f"model.policy={type(module.policy).__name__}: does not use the advantages; choose "
+            "ClippedSurrogate, and set it as one of model.terms"
+        )
 
 
 def _check_critic(module: ReasonModule) -> None:
@@ -80,6 +100,17 @@ def _check_reference(module: ReasonModule) -> None:
         )
 
 
+def _warn_of_late_refresh(module: ReasonModule, data: RolloutDataModule) -> None:
+    total = (module.trainer.max_epochs or 0) * data.rollouts_per_epoch
+    if module.reference_refresh is not None and 0 < total < module.reference_refresh:
+        warnings.warn(
+            f"model.reference_refresh={module.reference_refresh}: the run has {total} rollouts, so "
+            "the reference is never refreshed",
+            ConfigWarning,
+            stacklevel=2,
+        )
+
+
 def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     """Refuses batch sizes that do not divide, and groups too small for the estimator.
 
@@ -87,6 +118,7 @@ def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
         ConfigError: The first such size.
     """
     module.update.check(data.groups_per_rollout * data.group_size)
+    _warn_of_late_refresh(module, data)
     if data.group_size == 1 and isinstance(module.advantage, GroupRelative):
         raise ConfigError(
             "data.group_size=1: model.advantage=GroupRelative compares the responses of a group, "

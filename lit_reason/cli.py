@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
 
 import lightning
+import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -33,6 +34,7 @@ from lit_reason.given import full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
+from lit_reason.nulls import check_nulls
 from lit_reason.run_dir import choose_run_dir, claim, give_back
 from lit_reason.trainer_checks import (
     check_checkpoint,
@@ -40,6 +42,7 @@ from lit_reason.trainer_checks import (
     check_manual_optimization,
     check_precision,
     check_seed,
+    check_threads,
 )
 
 Sections = dict[str, type]
@@ -107,6 +110,13 @@ class ReasonCLI(LightningCLI):
             help="Folder of the run; null takes the first free of runs/000, runs/001, ... "
             "A folder that holds a run is only continued, with --ckpt_path.",
         )
+        parser.add_argument(
+            "--threads",
+            type=Optional[int],  # noqa: UP045
+            default=None,
+            help="CPU threads of each process; null leaves the choice to torch. A small model is "
+            "faster on one.",
+        )
         ReasonParser.keys = {
             a.dest: getattr(a, "_typehint", None)
             for a in parser._actions
@@ -124,6 +134,13 @@ class ReasonCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
+        sections = {"model": self.model_class, "data": self.datamodule_class, "callbacks": None}
+        plain = config.as_dict()
+        for section, cls in sections.items():
+            check_nulls(section, cls, plain.get(section))
+        if config.get("threads") is not None:
+            check_threads(config.threads)
+            torch.set_num_threads(config.threads)
         check_precision(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
@@ -132,7 +149,7 @@ class ReasonCLI(LightningCLI):
             check_length(
                 config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
             )
-        check_checkpoint(config.get("ckpt_path"))
+        check_checkpoint(config.get("ckpt_path"), config.run_dir)
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
         )
@@ -241,6 +258,14 @@ def reason_of(error: Exception) -> str | None:
     """The one line to show for an exception; `None` for one that deserves its traceback."""
     if isinstance(error, ConfigError | FloatingPointError):
         return str(error)
+    files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
+    if "checkpoint_connector.py" in files:
+        return (
+            f"ckpt_path: does not fit this configuration ({str(error).strip().splitlines()[0]}); "
+            "give the configuration it was written with, RUN_DIR/config.yaml"
+        )
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, MisconfigurationException | ValueError | TypeError):
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if Path(raised_in).is_relative_to(LIGHTNING):

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import require_at_least_one
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
@@ -52,10 +52,13 @@ class ColdStart(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
-        optimizer = self.optimizer(self.actor.parameters())
-        if self.scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
+        try:
+            optimizer = self.optimizer(self.actor.parameters())
+            if self.scheduler is None:
+                return optimizer
+            schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"model.optimizer, model.scheduler: {error}") from error
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
@@ -94,6 +97,8 @@ class Demonstrations(LightningDataModule):
     ) -> None:
         super().__init__()
         require_at_least_one("data", batch_size=batch_size, batches_per_epoch=batches_per_epoch)
+        if curriculum < 0:
+            raise ConfigError(f"data.curriculum={curriculum}: must be at least 0")
         self.task, self.batch_size = task, batch_size
         self.batches_per_epoch, self.curriculum = batches_per_epoch, curriculum
         self.seed = seed
@@ -102,7 +107,13 @@ class Demonstrations(LightningDataModule):
         """Fails before training if the task has no demonstrations."""
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
         self.tokenizer = module.backbone.tokenizer
-        self.task.demonstration(self.task[0], random.Random(0))
+        sample = self.task.demonstration(self.task[0], random.Random(0))
+        text = self.task[0].text + sample
+        if self.tokenizer.unk_token_id in self.tokenizer(text)["input_ids"]:
+            raise ConfigError(
+                f"model.backbone: its tokenizer does not know every character of {text[:60]!r}; "
+                "extend model.backbone.alphabet"
+            )
         prompts = [self.task[i] for i in range(len(self.task))]
         self.prompts = sorted(prompts, key=self.task.difficulty)
         self.difficulties = [self.task.difficulty(prompt) for prompt in self.prompts]

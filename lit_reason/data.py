@@ -264,11 +264,11 @@ class RolloutDataModule(LightningDataModule):
         rewards = torch.tensor([g.rewards for g in groups])
         scored = torch.tensor([g.scored for g in groups])
         with blaming("data.group_filter", self.group_filter):
-            keep = self.group_filter(correct, rewards, scored)
-        if keep.shape != (len(groups),):
+            keep = torch.as_tensor(self.group_filter(correct, rewards, scored))
+        if keep.shape != (len(groups),) or keep.dtype != torch.bool:
             raise ConfigError(
-                f"data.group_filter: {type(self.group_filter).__name__} returned shape "
-                f"{tuple(keep.shape)}, expected one decision for each of {len(groups)} groups"
+                f"data.group_filter: {type(self.group_filter).__name__} returned {keep.dtype} of "
+                f"shape {tuple(keep.shape)}, expected bool for each of {len(groups)} groups"
             )
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)

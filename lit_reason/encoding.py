@@ -30,7 +30,12 @@ def encode_prompts(
         ConfigError: No prompt is left, or one does not fit the model's context.
     """
     prompts = [task[i] for i in range(len(task))]
+    if not prompts:
+        raise ConfigError(f"data.{key}={type(task).__name__}: holds no problem")
     encoded = [(prompt, encode_prompt(prompt, tokenizer)) for prompt in prompts]
+    empty = next((prompt for prompt, ids in encoded if not ids), None)
+    if empty is not None:
+        raise ConfigError(f"data.{key}: problem {empty.index} has an empty prompt")
     kept = [(p, ids) for p, ids in encoded if max_length is None or len(ids) <= max_length]
     if len(kept) < len(encoded):
         warnings.warn(

@@ -17,6 +17,7 @@ _UNKNOWN = re.compile(
     r"|[Kk]ey '([\w.]+)' is not expected|[Uu]nrecognized (?:options|keys?)\W+([\w.]+)"
     r"|does not accept option '([\w.]+)'"
 )
+_NULL = re.compile(r"Unable to load config '(?:null|None)'.*?[Kk]ey [\"']([\w.]+)[\"']")
 _POSITIONAL = re.compile(r"unrecognized arguments: ([^-]\S*)")
 _NO_VALUE = re.compile(r"argument --([\w.]+): expected one argument")
 _REQUIRED = re.compile(r"arguments are required: (.*)")
@@ -57,10 +58,14 @@ def explain(
             return f"{key}: belongs to the subcommand {owner}; run it, or give another --config"
         return _unknown_key(key, value, given, types)
     found = _KEY.search(text)
-    return _other(text) if found is None else _wrong_value(found.group(1), text, given, types)
+    if null := _NULL.search(text):
+        return f"{null.group(1)}=null: cannot be null; leave it out for its defaults"
+    return (
+        _other(text, given) if found is None else _wrong_value(found.group(1), text, given, types)
+    )
 
 
-def _other(text: str) -> str:
+def _other(text: str, given: Settings) -> str:
     """Messages without a key of the configuration."""
     if match := _POSITIONAL.search(text):
         return f"{match.group(1)}: not an option; write --KEY=VALUE"
@@ -70,7 +75,11 @@ def _other(text: str) -> str:
         known = "fit, validate, test, predict, cold_start"
         return f"subcommand {match.group(1)}: does not exist; choose one of {known}"
     if match := _REQUIRED.search(text):
-        keys = ", ".join(key.split(".", 1)[-1] for key in match.group(1).split(", "))
+        names = match.group(1).split(", ")
+        nulls = [k for k, v in given if v == "null" and k.rpartition(".")[2] in names]
+        if nulls:
+            return f"{nulls[-1]}=null: cannot be null"
+        keys = ", ".join(key.split(".", 1)[-1] for key in names)
         return f"{keys}: not set; start from --config=configs/quickstart.yaml, or set it"
     return text
 

@@ -63,7 +63,19 @@ def read_config(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         held = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise ConfigError(f"config={file}: {held}; it must map keys to values, as model: ...")
+    _check_keys(file, "", content)
     return content
+
+
+def _check_keys(file: str, prefix: str, content: dict[Any, Any]) -> None:
+    """Refuses what YAML allows and no configuration means."""
+    for key, value in content.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"config={file}: the key {prefix}{key} is no text; quote it")
+        if value is None and key in ("class_path", "init_args"):
+            raise ConfigError(f"config={file}: {prefix}{key} is empty; fill it, or remove the line")
+        if isinstance(value, dict):
+            _check_keys(file, f"{prefix}{key}.", value)
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -203,6 +203,11 @@ class Learner:
         for (name, term), count in zip(self.terms.items(), counts[:, 0], strict=True):
             with blaming(_key(name), term):
                 token_losses, stats = term.loss(micro, outputs), term.stats(micro, outputs)
+            if token_losses.shape != weights[name].shape:
+                raise ConfigError(
+                    f"{_key(name)}: {type(term).__name__} returned a loss of shape "
+                    f"{tuple(token_losses.shape)}, expected (B, T) = {tuple(weights[name].shape)}"
+                )
             loss = aggregate(token_losses, weights[name], count)
             losses.append(term.coef * loss)
             _add(sums, f"loss/{name}", loss.detach())

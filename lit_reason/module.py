@@ -25,6 +25,7 @@ from lit_reason.functional import (
     gae,
     kl_penalised_rewards,
     outcome_to_tokens,
+    unchecked_values,
 )
 from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
@@ -200,6 +201,7 @@ class ReasonModule(LightningModule):
         return {"experience": experience}
 
     @torch.no_grad()
+    @unchecked_values()  # what is not finite skips the optimizer step, and the guard counts it
     def annotate(
         self, rollout: RolloutBatch, micro_batches: list[Tensor]
     ) -> tuple[Experience, dict[str, Tensor]]:

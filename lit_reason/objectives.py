@@ -34,6 +34,8 @@ class LossTerm(ABC):
         aggregation: How token losses become one number; `None` takes that of the policy term.
     """
 
+    network: ClassVar[str] = "actor"  # whose outputs it reads: "actor" or "critic"
+    uses_advantages: ClassVar[bool] = True  # a policy term must
     needs_reference: ClassVar[bool] = False
     needs_entropy: ClassVar[bool] = False
 
@@ -128,6 +130,8 @@ class ValueLoss(LossTerm):
         aggregation: How token losses become one number; `None` is `TokenMean`.
     """
 
+    network = "critic"
+
     def __init__(
         self, clip: float | None = None, coef: float = 1.0, aggregation: Aggregation | None = None
     ) -> None:
@@ -169,6 +173,7 @@ class KLToReference(LossTerm):
         aggregation: How token losses become one number; `None` takes that of the policy term.
     """
 
+    uses_advantages = False
     needs_reference = True
 
     def __init__(
@@ -194,6 +199,7 @@ class EntropyBonus(LossTerm):
         aggregation: How token losses become one number; `None` takes that of the policy term.
     """
 
+    uses_advantages = False
     needs_entropy = True
 
     def __init__(self, coef: float = 0.001, aggregation: Aggregation | None = None) -> None:
@@ -216,6 +222,8 @@ class PositiveExampleLM(LossTerm):
     Args:
         coef: μ.
     """
+
+    uses_advantages = False
 
     def __init__(self, coef: float = 0.1) -> None:
         super().__init__(coef, TokenMean())

@@ -104,6 +104,20 @@ class RolloutEngine(ABC):
         """
 
 
+@contextmanager
+def _finite() -> Iterator[None]:
+    """Says what is wrong when there is no distribution to draw from."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise FloatingPointError(
+            "the actor's probabilities are not finite, so it cannot sample: its weights have "
+            "diverged; lower model.actor_optimizer.lr, and continue from an earlier checkpoint"
+        ) from error
+
+
 class HFEngine(RolloutEngine):
     """`transformers` generation with the module's own actor, on its device and in its precision.
 
@@ -123,7 +137,7 @@ class HFEngine(RolloutEngine):
         responses: list[Response] = []
         device = self.module.device
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), self._inference() as actor:
+        with torch.random.fork_rng(devices=devices), self._inference() as actor, _finite():
             torch.manual_seed(seed)
             for start in range(0, len(rows), self.micro_batch_size):
                 chunk = rows[start : start + self.micro_batch_size]

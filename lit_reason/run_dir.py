@@ -33,7 +33,7 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
             # ranks that rank 0 started find its choice in the environment
             inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
             run_dir = inherited or str(_first_free(Path("runs"), make=new))
-        elif new and not ckpt_path and Path(run_dir, CONFIG).exists():
+        elif new and not _continues(run_dir, ckpt_path) and Path(run_dir, CONFIG).exists():
             raise _holds_a_run(run_dir)
         elif new:
             Path(run_dir).mkdir(parents=True, exist_ok=True)
@@ -44,6 +44,13 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
         ) from error
     os.environ[RUN_DIR_VARIABLE] = run_dir
     return run_dir
+
+
+def _continues(run_dir: str, ckpt_path: str | None) -> bool:
+    """Whether the checkpoint is one of the run in the folder, and not of another run."""
+    if not ckpt_path or ckpt_path in ("last", "best", "hpc"):
+        return bool(ckpt_path)
+    return Path(ckpt_path).resolve().is_relative_to(Path(run_dir).resolve())
 
 
 def claim(run_dir: str, config: str, resumed: bool) -> None:

@@ -22,6 +22,16 @@ def check_seed(seed: Any) -> None:
         raise ConfigError(f"seed_everything={seed}: must lie in [0, {SEEDS - 1}]")
 
 
+def check_threads(threads: int) -> None:
+    """Refuses numbers of threads that torch does not take.
+
+    Raises:
+        ConfigError: Below 1.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads={threads}: must be at least 1, or null")
+
+
 def check_precision(trainer: Any) -> None:
     """Refuses precisions that would round rewards, advantages or small updates away.
 
@@ -52,6 +62,16 @@ def check_manual_optimization(trainer: Any) -> None:
         raise ConfigError(
             f"trainer.accumulate_grad_batches={accumulate}: not available; "
             "set model.update.micro_batch_size to the responses that fit into memory"
+        )
+    if trainer.get("gradient_clip_algorithm") is not None:
+        raise ConfigError(
+            f"trainer.gradient_clip_algorithm={trainer.gradient_clip_algorithm}: would have no "
+            "effect, gradients are clipped by norm; set model.update.max_grad_norm"
+        )
+    if trainer.get("min_steps") is not None:
+        raise ConfigError(
+            f"trainer.min_steps={trainer.min_steps}: would count the steps of every optimizer; set "
+            "trainer.min_epochs"
         )
     if trainer.get("max_steps", -1) != -1:
         raise ConfigError(
@@ -88,12 +108,20 @@ def check_length(trainer: Any, batches_per_epoch: int) -> None:
         )
 
 
-def check_checkpoint(path: str | None) -> None:
+def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
     """Refuses a checkpoint that does not exist or was not written to its end.
+
+    Args:
+        path: As given.
+        run_dir: Folder of the run, where `last` is looked for.
 
     Raises:
         ConfigError: The path names no file or folder, or a file that is no checkpoint.
     """
+    if path == "last" and not list(Path(run_dir or ".").glob("checkpoints/last*.ckpt")):
+        raise ConfigError(
+            f"ckpt_path=last: run_dir={run_dir} holds no checkpoint; name the folder of the run"
+        )
     if not path or path in ("best", "last", "hpc"):
         return
     if not Path(path).exists():

@@ -416,3 +416,12 @@ def test_the_built_in_task_fits_the_built_in_model():
     for split in ("train", "held_out"):
         task = PlanCount(split)
         assert len(encode_prompts(task, Bundled().tokenizer, None, 64, "task")) == len(task)
+
+
+def test_the_shipped_tokenizer_reads_every_character_or_says_that_it_does_not_know_it():
+    """`AutoTokenizer` would take the model type's own algorithm, which drops what it lacks."""
+    tokenizer = Bundled().tokenizer
+    built = character_tokenizer(ALPHABET)
+    for text in ("max(3,7)+4=", "What is 1*1?", "\n 5", "Ä"):
+        assert tokenizer(text)["input_ids"] == built(text)["input_ids"]
+    assert tokenizer.unk_token_id in tokenizer("1*1")["input_ids"]

@@ -254,7 +254,7 @@ PARTS = [
     ("model.advantage=Flat", r"advantage=Flat: returned advantages of shape \(16,\), expected"),
     ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:19\)"),
     ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:23"),
-    ("data.group_filter=Rows", r"data\.group_filter: Rows returned shape \(4, 4\), expected one"),
+    ("data.group_filter=Rows", r"data\.group_filter: Rows returned torch\.bool of shape \(4, 4\)"),
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine: Short returned \[1, .*expected 2 for each"),
 ]
@@ -269,3 +269,90 @@ def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
     sys.modules.pop("my_bugs", None)
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--" + flag.replace("=", "=my_bugs."))
     assert re.search(message, line), line
+
+
+NULLS = [
+    (
+        "--model.advantage.gamma=null",
+        r"model\.advantage\.gamma=null: cannot be null; expected float",
+    ),
+    (
+        "--model.policy.clip_low=null",
+        r"model\.policy\.clip_low=null: cannot be null; expected float",
+    ),
+    (
+        "--model.terms.positive_lm.coef=null",
+        r"model\.terms\.positive_lm\.coef=null: cannot be null",
+    ),
+    ("--callbacks.value_warmup.rollouts=null", r"callbacks\.value_warmup\.rollouts=null: cannot"),
+    ("--data.groups_per_rollout=null", r"data\.groups_per_rollout=None: expected int"),
+    ("--model.update=null", r"model\.update=null: cannot be null"),
+    ("data: {sampling: null}", r"data\.sampling=null: cannot be null"),
+    ("model: {update: }", r"model\.update=null: cannot be null"),
+    ("model: {advantage: {class_path: GAE, init_args: }}", r"model\.advantage\.init_args is empty"),
+    (
+        "model: {advantage: {class_path: }}",
+        r"model\.advantage\.class_path is empty; fill it, or rem",
+    ),
+    ("model: {3: x}", r"config=overlay\.yaml: the key model\.3 is no text; quote it"),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("given", "message"), NULLS, ids=[given for given, _ in NULLS])
+def test_null_where_it_means_nothing_is_one_line(given, message, capsys):
+    if not given.startswith("--"):
+        Path("overlay.yaml").write_text(given)
+        given = "--config=overlay.yaml"
+    line = fails(capsys, "fit", *VAPO, given)
+    assert re.search(message, line), line
+
+
+SLOTS = [
+    (
+        "vapo",
+        "--model.value=ClippedSurrogate",
+        r"model\.value=ClippedSurrogate: a loss of the actor",
+    ),
+    ("grpo", "--model.terms.v=ValueLoss", r"model\.terms\.v=ValueLoss: a loss of the critic"),
+    ("grpo", "--model.policy=EntropyBonus", r"model\.policy=EntropyBonus: does not use the advant"),
+    ("ppo", "--data.rewards.correctness.wrong=1", r"correctness\.right=1\.0: equals wrong"),
+    ("grpo", "--trainer.gradient_clip_algorithm=norm", r"gradient_clip_algorithm=norm: would have"),
+    ("grpo", "--threads=0", r"threads=0: must be at least 1, or null"),
+    ("grpo", "--ckpt_path=last", r"ckpt_path=last: run_dir=\S+ holds no checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("name", "flag", "message"), SLOTS, ids=[flag for _, flag, _ in SLOTS])
+def test_what_cannot_do_its_work_is_refused(name, flag, message, capsys):
+    line = fails(capsys, "fit", *tiny(name), *SMALL, flag)
+    assert re.search(message, line), line
+
+
+COLD = [
+    ("--model.backbone.heads=0", r"model\.backbone\.heads=0: must be at least 1"),
+    (
+        "--model.backbone.alphabet=0123456789",
+        r"model\.backbone: .*extend model\.backbone\.alphabet",
+    ),
+    ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
+    ("--model.optimizer.lr=-1", r"model\.optimizer, model\.scheduler: .*-1"),
+]
+
+
+@pytest.mark.parametrize(("flag", "message"), COLD, ids=[flag for flag, _ in COLD])
+def test_mistakes_in_a_cold_start_are_one_line(flag, message, capsys):
+    line = fails(capsys, "cold_start", config("cold_start.yaml"), flag)
+    assert re.search(message, line), line
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line_and_leaves_another_run_alone(capsys):
+    first = fit(*tiny("grpo"), *SMALL, run_dir="first")
+    second = fit(*tiny("grpo"), *SMALL, "--data.seed=1", run_dir="second")
+    before = (second / "config.yaml").read_text()
+    last = f"--ckpt_path={first / 'checkpoints' / 'last.ckpt'}"
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, last, "--run_dir=second")
+    assert re.search(r"run_dir=second: already holds a run", line), line
+    assert (second / "config.yaml").read_text() == before
+    line = fails(capsys, "fit", *VAPO, last, "--run_dir=third")
+    assert re.search(r"ckpt_path: does not fit this configuration \(.*config\.yaml", line), line

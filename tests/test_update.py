@@ -350,3 +350,13 @@ def test_networks_that_nobody_needs_are_not_built(backbone):
     assert module.reference is None
     assert build(Bundled(), {"kl": KLToReference()}).reference is not None
     assert build(Bundled(), kl_in_reward=0.1).reference is not None
+
+
+def test_a_critic_that_has_diverged_is_skipped_and_counted_rather_than_a_traceback(backbone):
+    module = build(backbone)
+    with torch.no_grad():
+        next(module.critic.head.parameters()).fill_(float("nan"))
+    rollout = demonstrations(backbone)
+    experience, _ = module.annotate(rollout, [torch.arange(len(rollout))])
+    stats, _ = step(module, experience, "critic", len(rollout))
+    assert stats["update/nonfinite_critic"] == stats["update/skipped_critic"] == 1

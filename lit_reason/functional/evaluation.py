@@ -9,7 +9,7 @@ from math import comb
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_dim, check_mask, check_shape, upcast
+from lit_reason.functional._checks import check_dim, check_integers, check_mask, upcast
 
 
 def mean_at_k(correct: Tensor) -> Tensor:
@@ -116,7 +116,8 @@ def majority_of_classes(classes: Tensor, correct: Tensor) -> Tensor:
         >>> majority_of_classes(classes, correct)
         tensor([0.5000, 1.0000])
     """
-    check_shape(classes.shape, correct=correct)
+    check_integers(classes=classes)
+    check_mask(classes.shape, correct=correct)
     if classes.ndim == 0 or classes.shape[-1] == 0:
         raise ValueError(f"`classes` of shape {tuple(classes.shape)} holds no sample")
     votes = classes >= 0

@@ -20,6 +20,7 @@ class Reward(ABC):
     """
 
     per_token: ClassVar[bool] = False
+    weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:
         if weight == 0:

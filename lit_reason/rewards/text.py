@@ -34,6 +34,10 @@ class Correctness(Reward):
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
+        if right == wrong:
+            raise ConfigError(
+                f"Correctness.right={right}: equals wrong, so the verdict would have no effect"
+            )
         self.right, self.wrong, self.unverified = right, wrong, unverified
 
     def __call__(
