@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_reason.__main__ import main
 from lit_reason.backbones import Pretrained
 from lit_reason.errors import ConfigWarning
 from tests.conftest import SMALL, config, fails, fit, tiny
@@ -197,7 +198,7 @@ def test_what_a_part_that_is_off_would_read_is_warned_of(name, flags, message):
     """A warning and no error, so that one flag switches the part off."""
     warmup = ["--callbacks.value_warmup.rollouts=1"] if name == "vapo" else []
     with pytest.warns(ConfigWarning, match=message):
-        fit(*tiny(name), *SMALL, *warmup, *flags.split())
+        main(["validate", *tiny(name), *SMALL, *warmup, *flags.split()])
 
 
 def test_group_relative_advantages_of_single_responses_are_refused(capsys):
@@ -348,8 +349,10 @@ def test_mistakes_in_a_cold_start_are_one_line(flag, message, capsys):
 
 def test_a_checkpoint_that_does_not_fit_is_one_line_and_leaves_another_run_alone(capsys):
     first = fit(*tiny("grpo"), *SMALL, run_dir="first")
-    second = fit(*tiny("grpo"), *SMALL, "--data.seed=1", run_dir="second")
-    before = (second / "config.yaml").read_text()
+    second = Path("second")
+    second.mkdir()
+    before = (first / "config.yaml").read_text()
+    (second / "config.yaml").write_text(before)
     last = f"--ckpt_path={first / 'checkpoints' / 'last.ckpt'}"
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, last, "--run_dir=second")
     assert re.search(r"run_dir=second: already holds a run", line), line

@@ -49,6 +49,8 @@ def test_fit_then_validate_test_and_predict(name, capsys):
     assert "val/accuracy" in capsys.readouterr().out
     checkpoint = run_dir / "checkpoints" / "last.ckpt"
     torch.load(checkpoint, weights_only=True)
+    if name in ("grpo", "vc_ppo"):  # no critic, and no other parts than VAPO's: as the others
+        return
     saved = [f"--config={run_dir / 'config.yaml'}", f"--ckpt_path={checkpoint}"]
     before = (run_dir / "metrics.csv").read_text()
     for subcommand in ("validate", "test"):
