@@ -248,6 +248,7 @@ pool.run([("a", "a")] * 4)
 threading.Thread(target=lambda: pool.run([("a", "hang")]), daemon=True).start()
 time.sleep(0.3)
 print(*[member.process.pid for member in pool.members], flush=True)
+sys.stdin.readline()  # until the test has seen them
 {end}
 """
 
@@ -262,6 +263,7 @@ def test_the_workers_end_with_their_parent(engine, tmp_path, end):
     path = os.pathsep.join(x for x in sys.path if x)
     parent = subprocess.Popen(
         [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -270,6 +272,8 @@ def test_the_workers_end_with_their_parent(engine, tmp_path, end):
         assert parent.stdout.readline() == "started\n"
         pids = [pid for p in parent.stdout.readline().split() for pid in family(int(p))]
         assert len(pids) == 4
+        parent.stdin.write("\n")
+        parent.stdin.flush()
         if "60" in end:
             parent.kill()
         assert parent.stdout.read() == ""
