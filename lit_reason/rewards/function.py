@@ -81,11 +81,9 @@ class FunctionReward(Reward):
         given["prompts"] = [_question(prompt) for _ in responses]
         given["completions"] = [_answer(prompt, response) for response in responses]
         given["completion_ids"] = [list(response.ids) for response in responses]
-        wanted = given if self.takes_all else {k: v for k, v in given.items() if self._takes(k)}
-        return self.function(**wanted)
-
-    def _takes(self, name: str) -> bool:
-        return name in self.parameters
+        if not self.takes_all:
+            given = {name: values for name, values in given.items() if name in self.parameters}
+        return self.function(**given)
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:

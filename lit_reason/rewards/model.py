@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
@@ -41,9 +41,7 @@ class RewardModel(Reward):
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
-        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value is not None and value < 1:
-                raise ConfigError(f"RewardModel.{name}={value}: must be at least 1")
+        require_at_least_one("RewardModel", batch_size=batch_size, max_length=max_length)
         self.path, self.batch_size = path, batch_size
         self.max_length, self.dtype = max_length, dtype
         self.module: Any = None
