@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, require_tensor
 from lit_reason.functional import (
     Reduce,
     gae,
@@ -35,6 +35,41 @@ class Advantages(NamedTuple):
     advantages: Tensor
     returns: Tensor | None
     stats: dict[str, Tensor]
+
+
+def check_advantages(
+    estimator: AdvantageEstimator, estimated: Advantages, rewards: Tensor, values: Tensor | None
+) -> None:
+    """Refuses what an estimator must not return.
+
+    Args:
+        estimator: Named in the message.
+        estimated: What it returned.
+        rewards: What it was given.
+        values: Likewise.
+
+    Raises:
+        ConfigError: A part is missing or has another shape, or is not finite though the rewards and
+            values are.
+    """
+    key = f"model.advantage={type(estimator).__name__}"
+    if not isinstance(estimated, Advantages):
+        raise ConfigError(
+            f"{key}: returned a {type(estimated).__name__}, expected Advantages(advantages, "
+            "returns, stats)"
+        )
+    by_token = {"advantages": estimated.advantages}
+    if estimator.needs_critic:
+        by_token["returns"] = estimated.returns  # type: ignore[assignment]
+    expected = {name: (value, rewards.shape) for name, value in by_token.items()}
+    expected |= {f"stats[{k!r}]": (v, rewards.shape[:1]) for k, v in estimated.stats.items()}
+    for name, (value, shape) in expected.items():
+        require_tensor(f"{key}: {name}", value, shape)
+    given = [rewards] if values is None else [rewards, values]
+    if all(bool(x.isfinite().all()) for x in given):
+        bad = next((n for n, v in by_token.items() if not bool(v.isfinite().all())), None)
+        if bad:
+            raise ConfigError(f"{key}: {bad} are not finite, though rewards and values are")
 
 
 class AdvantageEstimator(ABC):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lit_reason.errors import require_tensor
 from lit_reason.verdict import Verdict
 
 T = TypeVar("T", bound="_Rows")
@@ -105,6 +106,8 @@ class Group:
 class _Rows:
     """Moves and indexes every tensor of a dataclass along its first dimension."""
 
+    __slots__ = ()
+
     def _map(self: T, fn: Any) -> T:
         changed = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -123,7 +126,7 @@ class _Rows:
         return self._map(lambda x: x[rows])
 
 
-@dataclass
+@dataclass(slots=True)  # a misspelt field that a callback sets is an error
 class RolloutBatch(_Rows):
     """What the rollout engine produced and the task judged.
 
@@ -184,7 +187,7 @@ class RolloutBatch(_Rows):
         return self.response_ids.shape[0]
 
     def __getitem__(self, rows: Tensor) -> RolloutBatch:
-        chosen = super().__getitem__(rows)
+        chosen = _Rows.__getitem__(self, rows)
         numbers = torch.arange(len(self))[rows.cpu()].tolist()
         for name in ("prompts", "texts", "verdicts"):
             column = getattr(self, name)
@@ -195,6 +198,22 @@ class RolloutBatch(_Rows):
     def lengths(self) -> Tensor:
         """(B,) int64: sampled tokens of each response."""
         return self.response_mask.sum(dim=1)
+
+    def check(self) -> None:
+        """Refuses edits that do not fit the rollout.
+
+        Raises:
+            ConfigError: A field that callbacks may edit has another shape or type.
+        """
+        of_tokens, of_rows = tuple(self.response_ids.shape), (len(self),)
+        expected = {
+            "loss_mask": (of_tokens, torch.bool),
+            "value_mask": (of_tokens, torch.bool),
+            "loss_weight": (of_rows, torch.float32),
+            "rewards": (of_rows, torch.float32),
+        }
+        for name, form in expected.items():
+            require_tensor(f"callbacks: {name} of the edited rollout", getattr(self, name), *form)
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], pad_id: int, **extra: Any) -> RolloutBatch:
@@ -236,7 +255,7 @@ class RolloutBatch(_Rows):
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class Experience(_Rows):
     """A rollout with all that the update needs, computed without gradient.
 

@@ -66,22 +66,6 @@ def _check_critic(module: ReasonModule) -> None:
         )
 
 
-def warn_of_no_critic(settings: dict[str, object]) -> None:
-    """Warns of settings of a critic that does not exist.
-
-    Args:
-        settings: Keys of the module with what was given for them.
-    """
-    given = [f"model.{key}" for key, value in settings.items() if value is not None]
-    if given:
-        them = "it" if len(given) == 1 else "them"
-        warnings.warn(
-            f"{', '.join(given)}: no effect without a critic; set {them} to null",
-            ConfigWarning,
-            stacklevel=3,
-        )
-
-
 def _check_reference(module: ReasonModule) -> None:
     if not module.kl_in_reward >= 0:
         raise ConfigError(

@@ -28,8 +28,8 @@ from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
-from lit_reason.errors import ConfigError
-from lit_reason.explain import explain, nested_reason, parameters
+from lit_reason.errors import ConfigError, users_mistake
+from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
@@ -64,8 +64,9 @@ class ReasonParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Prints the message without the usage text, and exits with 2."""
-        del ex
-        sys.stderr.write(f"error: {explain(message, self.arguments, self.keys, self.foreign)}\n")
+        reason = None if ex is None or isinstance(ex, ConfigError) else users_mistake(ex)
+        line = reason or explain(message, self.arguments, self.keys, self.foreign)
+        sys.stderr.write(f"error: {full_key(line, settings(self.arguments))}\n")
         self.exit(2)
 
 
@@ -253,7 +254,7 @@ def run(args: list[str]) -> LightningCLI:
         read_configs(args)
         return build(args)
     except Exception as error:
-        reason = reason_of(error)
+        reason = import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
         sys.stderr.write(f"error: {full_key(reason, settings(args))}\n")
@@ -278,7 +279,9 @@ def reason_of(error: Exception) -> str | None:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if Path(raised_in).is_relative_to(LIGHTNING):
             return f"trainer: {str(error).strip().splitlines()[0]}"
-    return nested_reason(str(error)) if isinstance(error, ValueError) else None
+    if isinstance(error, ValueError) and (nested := nested_reason(str(error))):
+        return nested
+    return users_mistake(error)
 
 
 def quiet_lightning() -> None:

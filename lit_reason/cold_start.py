@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.errors import ConfigError, naming, require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
@@ -52,13 +52,12 @@ class ColdStart(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
-        try:
+        with naming("model.optimizer"):
             optimizer = self.optimizer(self.actor.parameters())
-            if self.scheduler is None:
-                return optimizer
+        if self.scheduler is None:
+            return optimizer
+        with naming("model.scheduler"):
             schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"model.optimizer, model.scheduler: {error}") from error
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:

@@ -17,7 +17,14 @@ from lightning.pytorch import LightningDataModule
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.contamination import without_overlap
 from lit_reason.encoding import encode_prompts
-from lit_reason.errors import ConfigError, ConfigWarning, blaming, require_at_least_one
+from lit_reason.errors import (
+    ConfigError,
+    ConfigWarning,
+    blaming,
+    require_at_least_one,
+    require_tensor,
+    warn_of_no_effect,
+)
 from lit_reason.filters import GroupFilter
 from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
@@ -113,7 +120,8 @@ class RolloutDataModule(LightningDataModule):
         self._check(groups_per_round)
         self._check_sampling()
         if group_filter is None:
-            _warn_without_filter(groups_per_round=groups_per_round, max_rounds=max_rounds)
+            of_filter = {"data.groups_per_round": groups_per_round, "data.max_rounds": max_rounds}
+            warn_of_no_effect("without data.group_filter", of_filter)
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:
@@ -123,10 +131,16 @@ class RolloutDataModule(LightningDataModule):
             )
         if "unscored" in self.rewards:
             raise ConfigError("data.rewards.unscored: a metric has this name; choose another")
-        if self.group_filter is not None and self.group_size == 1:
+        comparing: dict[str, object] = {
+            f"data.rewards.{k}": term for k, term in self.rewards.items() if term.compares_group
+        }
+        if self.group_filter is not None:
+            comparing["data.group_filter"] = self.group_filter
+        if comparing and self.group_size == 1:
+            key, part = next(iter(comparing.items()))
             raise ConfigError(
-                f"data.group_size=1: data.group_filter={type(self.group_filter).__name__} compares "
-                "the responses of a group and would drop every one; choose at least 2"
+                f"data.group_size=1: {key}={type(part).__name__} compares the responses of a "
+                "group; choose at least 2"
             )
         if (
             self.group_filter is not None
@@ -264,12 +278,9 @@ class RolloutDataModule(LightningDataModule):
         rewards = torch.tensor([g.rewards for g in groups])
         scored = torch.tensor([g.scored for g in groups])
         with blaming("data.group_filter", self.group_filter):
-            keep = torch.as_tensor(self.group_filter(correct, rewards, scored))
-        if keep.shape != (len(groups),) or keep.dtype != torch.bool:
-            raise ConfigError(
-                f"data.group_filter: {type(self.group_filter).__name__} returned {keep.dtype} of "
-                f"shape {tuple(keep.shape)}, expected bool for each of {len(groups)} groups"
-            )
+            keep = self.group_filter(correct, rewards, scored)
+        name = f"data.group_filter={type(self.group_filter).__name__}: the decision"
+        require_tensor(name, keep, (len(groups),), torch.bool)
         for group, k in zip(groups, keep.tolist(), strict=True):
             (kept if k else dropped).append(group)
 
@@ -382,16 +393,6 @@ class RolloutDataModule(LightningDataModule):
     def evaluation_batches(self) -> int:
         """Batches of held-out problems on each rank."""
         return -(-self._longest_share() // self.val_groups_per_batch)
-
-
-def _warn_without_filter(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None:
-            warnings.warn(
-                f"data.{name}={value}: has no effect without data.group_filter; set it to null",
-                ConfigWarning,
-                stacklevel=3,
-            )
 
 
 @lru_cache(maxsize=2)

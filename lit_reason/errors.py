@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 
 class ConfigError(ValueError):
@@ -28,6 +32,63 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
 
 
+def warn_of_no_effect(why: str, settings: Mapping[str, object]) -> None:
+    """Warns of settings that nothing reads.
+
+    Args:
+        why: Ends the sentence "has no effect ...".
+        settings: Full keys with what was given for them; `None` stands for nothing.
+    """
+    given = [
+        f"{key}={value}" if isinstance(value, int | float | str) else key
+        for key, value in settings.items()
+        if value is not None
+    ]
+    if given:
+        have, them = ("has", "it") if len(given) == 1 else ("have", "them")
+        warnings.warn(
+            f"{', '.join(given)}: {have} no effect {why}; set {them} to null",
+            ConfigWarning,
+            stacklevel=3,
+        )
+
+
+def require_tensor(
+    what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None = None
+) -> None:
+    """Refuses what a part of the user's made if it does not have the right form.
+
+    Args:
+        what: Begins the message: the key, and what it made.
+        value: What was made.
+        shape: What it should have.
+        dtype: Likewise; `None` takes any.
+
+    Raises:
+        ConfigError: Not a tensor, or one of another shape or type.
+
+    Example:
+        >>> require_tensor("model.policy: the loss", torch.zeros(2), (2, 3))
+        Traceback (most recent call last):
+        lit_reason.errors.ConfigError: model.policy: the loss has shape (2,), expected (2, 3)
+    """
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{what} is {value!r}, expected a tensor of shape {tuple(shape)}")
+    if tuple(value.shape) != tuple(shape):
+        raise ConfigError(f"{what} has shape {tuple(value.shape)}, expected {tuple(shape)}")
+    if dtype is not None and value.dtype != dtype:
+        raise ConfigError(f"{what} is of {value.dtype}, expected {dtype}")
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Puts the key before what a library says of the settings it was built with."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
 @contextmanager
 def blaming(key: str, part: object) -> Iterator[None]:
     """Turns an exception in a part that the user wrote into one line: what was raised, and where.
@@ -43,16 +104,34 @@ def blaming(key: str, part: object) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if _is_users(frame.filename)]
-        if not own and type(part).__module__.startswith("lit_reason."):
+        own = users_frame(error)
+        if own is None and type(part).__module__.startswith("lit_reason."):
             raise
-        # in the user's own file, rather than deep inside a library that it calls
-        last = (own or frames)[-1]
-        place = f"{Path(last.filename).name}:{last.lineno}"
+        place = f" (at {own[1]})" if own else ""
         raise ConfigError(
-            f"{key}: {type(part).__name__} raised {type(error).__name__}: {error} (at {place})"
+            f"{key}: {type(part).__name__} raised {type(error).__name__}: {error}{place}"
         ) from error
+
+
+def users_mistake(error: BaseException) -> str | None:
+    """One line for an exception in a method of a class of the user's; `None` for any other."""
+    own = users_frame(error)
+    if own is None or own[0] == "<module>":
+        return None
+    return f"{own[0]}: {type(error).__name__}: {error} (at {own[1]})"
+
+
+def users_frame(error: BaseException) -> tuple[str, str] | None:
+    """(`Class.method`, `file:line`) of the last code of the user's that an exception went through.
+
+    It is looked for below the function that caught the exception.
+    """
+    below = list(traceback.walk_tb(error.__traceback__))[1:]
+    own = [step for step in below if _is_users(step[0].f_code.co_filename)]
+    if not own:
+        return None
+    frame, line = own[-1]
+    return frame.f_code.co_qualname, f"{Path(frame.f_code.co_filename).name}:{line}"
 
 
 def _is_users(file: str) -> bool:

@@ -6,9 +6,12 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from lit_reason.errors import users_frame
 from lit_reason.given import Settings, locate, settings
 
 _KEY = re.compile(r"(?:Parser key|Key|key) [\"']([\w.]+)[\"']")
@@ -26,6 +29,8 @@ _CLASS = re.compile(r"dot import path string: ([^\s;]+)|Expected a path but (\S+
 _TYPE = re.compile(r"Expected an? <class '([\w.]+)'>")
 _LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*)")
+_CLASS_PATH = re.compile(r"Given value: Namespace\(class_path='([\w.]+)'")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _EXAMPLES = {"optimizer": "torch.optim.AdamW", "scheduler": "torch.optim.lr_scheduler.LinearLR"}
 
 
@@ -79,9 +84,21 @@ def _other(text: str, given: Settings) -> str:
         nulls = [k for k, v in given if v == "null" and k.rpartition(".")[2] in names]
         if nulls:
             return f"{nulls[-1]}=null: cannot be null"
-        keys = ", ".join(key.split(".", 1)[-1] for key in names)
+        keys = ", ".join(_whose(key.split(".", 1)[-1], given) for key in names)
         return f"{keys}: not set; start from --config=configs/quickstart.yaml, or set it"
     return text
+
+
+def _whose(argument: str, given: Settings) -> str:
+    """The full key of an argument that a class among the settings needs and did not get."""
+    keys = {key for key, _ in given}
+    for key, value in given:
+        module, _, name = value.rpartition(".")
+        cls = getattr(sys.modules.get(module), name, None)
+        missing = f"{key}.{argument}" not in keys
+        if missing and inspect.isclass(cls) and argument in parameters([cls]):
+            return f"{key}.{argument}"
+    return argument
 
 
 def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -> str:
@@ -91,11 +108,7 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     key, value = locate(name, value, given, class_name)
     where = f"{key}={value}" if value else key
     if "is abstract" in text:
-        nameless = [k for k, _ in given if k.startswith(f"{key}.") and "." in k[len(key) + 1 :]]
-        nameless = [k for k in nameless if k.rpartition(".")[0] not in dict(given)]
-        if nameless:
-            return _unknown_key(nameless[-1], dict(given)[nameless[-1]], given, types)
-        return f"{where}: name its class first; put --config before flags that change parts of it"
+        return _abstract(key, value or class_name or "", given, types)
     named = _TYPE.findall(text)
     expected = [t for t in dict.fromkeys(named) if t != "NoneType"]
     literal = _LITERAL.search(text)
@@ -104,12 +117,25 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     hint = _type_of(key, given, types)
     if class_name == "null":
         return f"{key}=null: cannot be left out; {_class_hint(key, hint)}"
+    if class_name is None and value and _DOTTED.fullmatch(value) and _named_classes(hint):
+        class_name = value
     if class_name and (not expected or _named_classes(hint)):
         return f"{key}={class_name}: {_class_fault(class_name, hint)}; {_class_hint(key, hint)}"
     if expected:
         null = ", or null" if "NoneType" in named else ""
         return f"{where}: expected {' or '.join(expected)}{null}"
     return re.sub(r"^(?:Parser )?[Kk]ey \"[\w.]+\":;? ?", f"{where}: ", text)
+
+
+def _abstract(key: str, value: str, given: Settings, types: dict[str, Any]) -> str:
+    """A class that cannot be built was named, or none where only its arguments were given."""
+    nameless = [k for k, _ in given if k.startswith(f"{key}.") and "." in k[len(key) + 1 :]]
+    nameless = [k for k in nameless if k.rpartition(".")[0] not in dict(given)]
+    if nameless:
+        return _unknown_key(nameless[-1], dict(given)[nameless[-1]], given, types)
+    if dict(given).get(key) == value:
+        return f"{key}={value}: is abstract; {_class_hint(key, _type_of(key, given, types))}"
+    return f"{key}: name its class first; put --config before flags that change parts of it"
 
 
 def _class_fault(path: str, hint: Any) -> str:
@@ -137,6 +163,23 @@ def _class_hint(key: str, hint: Any) -> str:
     return f"give the dotted path of a class, for example {example}"
 
 
+def import_fault(error: BaseException, given: Settings) -> str | None:
+    """One line for an exception that a file of the user's raised when it was imported.
+
+    Args:
+        error: The exception.
+        given: Where the class that it holds may have been named.
+    """
+    where, place = users_frame(error) or ("", "")
+    if isinstance(error, SyntaxError):
+        where, place = "<module>", f"{Path(error.filename or '').name}:{error.lineno}"
+    if where != "<module>":
+        return None
+    stem = place.rpartition(".py:")[0]
+    named = next((f"{k}={v}" for k, v in given if v.split(".")[-2:-1] == [stem]), place)
+    return f"{named}: module {stem} cannot be imported ({type(error).__name__}: {error})"
+
+
 def nested_reason(message: str) -> str | None:
     r"""What a component said of its own arguments, from the parser's report of a failed union.
 
@@ -150,7 +193,13 @@ def nested_reason(message: str) -> str | None:
     known = ("Expected a", "Does not validate", "Subtypes", "Errors", "Given value")
     lines = [line.strip(" -") for line in message.splitlines()]
     reasons = [line for line in lines if line and not line.startswith(known)]
-    return reasons[0] if reasons else None
+    if not reasons:
+        return None
+    path = _CLASS_PATH.search(message)
+    module, _, name = path.group(1).rpartition(".") if path else ("lit_reason", "", "")
+    # the package's own parts name their keys, a part of the user's may say anything
+    of_user = not module.startswith("lit_reason") and not reasons[0].startswith(name)
+    return f"{name}.__init__: {reasons[0]}" if of_user else reasons[0]
 
 
 # --- what there is --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_reason.batch import Experience
-from lit_reason.errors import ConfigError, blaming, require_at_least_one
+from lit_reason.errors import ConfigError, blaming, require_at_least_one, require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
 
@@ -181,9 +181,14 @@ class Learner:
         for name, term in self.terms.items():
             with blaming(_key(name), term):
                 mask = term.mask(experience)
+            shape = rollout.response_mask.shape
+            require_tensor(f"{_key(name)}={type(term).__name__}: the mask", mask, shape, torch.bool)
             assert term.aggregation is not None
             with blaming(f"{_key(name)}.aggregation", term.aggregation):
                 weight, count = term.aggregation(mask, rollout.group_ids)
+            aggregation = f"{_key(name)}.aggregation={type(term.aggregation).__name__}"
+            require_tensor(f"{aggregation}: the weights", weight, mask.shape)
+            require_tensor(f"{aggregation}: the count", count, ())
             weights[name] = weight * rollout.loss_weight[:, None]
             counts += [count.to(torch.float32), mask.sum().to(torch.float32)]
         total = torch.stack(counts)
@@ -203,11 +208,10 @@ class Learner:
         for (name, term), count in zip(self.terms.items(), counts[:, 0], strict=True):
             with blaming(_key(name), term):
                 token_losses, stats = term.loss(micro, outputs), term.stats(micro, outputs)
-            if token_losses.shape != weights[name].shape:
-                raise ConfigError(
-                    f"{_key(name)}: {type(term).__name__} returned a loss of shape "
-                    f"{tuple(token_losses.shape)}, expected (B, T) = {tuple(weights[name].shape)}"
-                )
+            own = f"{_key(name)}={type(term).__name__}"
+            require_tensor(f"{own}: the loss", token_losses, weights[name].shape)
+            for key, value in stats.items():
+                require_tensor(f"{own}: stats[{key!r}]", value, weights[name].shape)
             loss = aggregate(token_losses, weights[name], count)
             losses.append(term.coef * loss)
             _add(sums, f"loss/{name}", loss.detach())

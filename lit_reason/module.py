@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from lit_reason.advantages import AdvantageEstimator
+from lit_reason.advantages import AdvantageEstimator, check_advantages
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
-from lit_reason.checks import check_parts, check_sizes, warn_of_no_critic
-from lit_reason.errors import ConfigError, ConfigWarning, blaming
+from lit_reason.checks import check_parts, check_sizes
+from lit_reason.errors import ConfigWarning, blaming, naming, warn_of_no_effect
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -95,12 +95,12 @@ class ReasonModule(LightningModule):
         check_parts(self)
         if value is None:
             of_critic: dict[str, object] = {
-                "critic_optimizer": critic_optimizer,
-                "critic_scheduler": critic_scheduler,
-                "update.critic_epochs": update.critic_epochs,
-                "update.critic_minibatch_size": update.critic_minibatch_size,
+                "model.critic_optimizer": critic_optimizer,
+                "model.critic_scheduler": critic_scheduler,
+                "model.update.critic_epochs": update.critic_epochs,
+                "model.update.critic_minibatch_size": update.critic_minibatch_size,
             }
-            warn_of_no_critic(of_critic)
+            warn_of_no_effect("without a critic", of_critic)
         for term in self.terms.values():
             term.aggregation = term.aggregation or self.policy.aggregation
 
@@ -148,17 +148,14 @@ class ReasonModule(LightningModule):
         """One optimizer, and if configured one schedule, for each trained network."""
         configured = []
         for name in self.trained:
-            try:
+            with naming(f"model.{name}_optimizer"):
                 optimizer = self.optimizer_factories[name](getattr(self, name).parameters())
-                entry: dict[str, Any] = {"optimizer": optimizer}
-                factory = self.scheduler_factories[name]
-                if factory is not None:
+            entry: dict[str, Any] = {"optimizer": optimizer}
+            factory = self.scheduler_factories[name]
+            if factory is not None:
+                with naming(f"model.{name}_scheduler"):
                     schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
-                    entry["lr_scheduler"] = {**schedule, "interval": "step"}
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"model.{name}_optimizer, model.{name}_scheduler: {error}"
-                ) from error
+                entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
 
@@ -188,6 +185,7 @@ class ReasonModule(LightningModule):
                 f"rollout of policy {rollout.policy_version} reached policy {self.policy_version}: "
                 "the loader ran ahead of the update"
             )
+        rollout.check()
         generator = torch.Generator().manual_seed(self.policy_version)
         first = self.update.partition(rollout.lengths, self.update.minibatch_size, generator)
         enter_stage(self.trainer, "scoring")
@@ -233,12 +231,9 @@ class ReasonModule(LightningModule):
         rewards = self._token_rewards(rollout, columns)
         values = columns.get("values")
         with blaming("model.advantage", self.advantage):
-            advantages, returns, extra = self.advantage(rollout, rewards, values)
-        if advantages.shape != rewards.shape:
-            raise ConfigError(
-                f"model.advantage={type(self.advantage).__name__}: returned advantages of shape "
-                f"{tuple(advantages.shape)}, expected (B, T) = {tuple(rewards.shape)}"
-            )
+            estimated = self.advantage(rollout, rewards, values)
+            check_advantages(self.advantage, estimated, rewards, values)
+        advantages, returns, extra = estimated
         if self.phase == "value_warmup" and values is not None:
             # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
             mask = rollout.response_mask

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Status(StrEnum):
     """How the judgement of a response ended."""
@@ -38,5 +40,12 @@ class Verdict(NamedTuple):
 
     @classmethod
     def of(cls, correct: bool, answer: str | None = None) -> Verdict:
-        """The verdict of a task that only knows right and wrong."""
+        """The verdict of a task that only knows right and wrong.
+
+        Raises:
+            TypeError: `correct` is neither True nor False: a function without a `return` is no
+                judgement.
+        """
+        if not isinstance(correct, bool | np.bool_):
+            raise TypeError(f"a verdict must be True or False, not {correct!r}")
         return cls(Status.CORRECT if correct else Status.WRONG, answer)

@@ -188,7 +188,7 @@ NO_EFFECT = [
     (
         "grpo",
         "--model.critic_optimizer=torch.optim.SGD --model.update.critic_epochs=2",
-        r"model\.critic_optimizer, model\.update\.critic_epochs: no effect without a critic; set",
+        r"critic_optimizer, model\.update\.critic_epochs=2: have no effect without a critic",
     ),
 ]
 
@@ -215,12 +215,16 @@ def test_group_relative_advantages_of_single_responses_are_refused(capsys):
 
 
 BUGS = """
+from abc import abstractmethod
 import torch
+from lightning.pytorch import Callback
 from lit_reason.advantages import Advantages, GroupRelative
+from lit_reason.aggregation import Aggregation
 from lit_reason.filters import GroupFilter
 from lit_reason.objectives import ClippedSurrogate
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine
+from lit_reason.tasks import PlanCount
 
 class Boom(Reward):
     def __call__(self, prompt, responses, verdicts):
@@ -249,13 +253,93 @@ class Engine(HFEngine):
 class Short(HFEngine):
     def generate(self, prompts, samples, sampling, seed):
         return super().generate(prompts, samples - 1, sampling, seed)
+
+class Abstract(Reward):
+    @abstractmethod
+    def more(self): ...
+
+class Floats(GroupRelative):
+    def __call__(self, *args):
+        return super().__call__(*args)._replace(stats={"x": 1.0})
+
+class Nan(GroupRelative):
+    def __call__(self, *args):
+        return super().__call__(*args)._replace(advantages=args[1] * torch.nan)
+
+class NoReturns(GroupRelative):
+    needs_critic = True
+
+class Bare(GroupRelative):
+    def __call__(self, rollout, rewards, values):
+        return rewards
+
+class Count(Aggregation):
+    def __call__(self, mask, group_ids):
+        return mask.float(), 3
+
+class Mask(ClippedSurrogate):
+    def mask(self, experience):
+        return experience.rollout.loss_mask.float()
+
+class Stats(ClippedSurrogate):
+    def stats(self, experience, outputs):
+        return {"x": 1.0}
+
+class Unsaid(PlanCount):
+    def verify(self, prompt, text):
+        pass
+
+class Raises(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        {}["key"]
+
+class Narrow(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.loss_mask = batch.loss_mask[:, 0]
+
+class Weights(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.value_mask = batch.value_mask.float()
+
+class Misspelt(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.loss_maks = batch.loss_mask
+
+class Unbuilt(Callback):
+    def __init__(self):
+        raise KeyError("key")
+
+class Asks(Callback):
+    def __init__(self, every: int):
+        self.every = every
 """
 PARTS = [
-    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:11\)"),
-    ("model.advantage=Flat", r"advantage=Flat: returned advantages of shape \(16,\), expected"),
-    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:19\)"),
-    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:23"),
-    ("data.group_filter=Rows", r"data\.group_filter: Rows returned torch\.bool of shape \(4, 4\)"),
+    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:15\)"),
+    ("data.rewards.x=Abstract", r"data\.rewards\.x=\S*Abstract: is abstract; .*Correctness"),
+    ("model.advantage=Flat", r"Flat: advantages has shape \(16,\), expected \(16, \d+\)"),
+    ("model.advantage=Floats", r"advantage=Floats: stats\['x'\] is 1\.0, expected a tensor of"),
+    ("model.advantage=Nan", r"advantage=Nan: advantages are not finite, though rewards and values"),
+    ("model.advantage=NoReturns", r"model\.value=null: model\.advantage=NoReturns needs a critic"),
+    ("model.advantage=Bare", r"advantage=Bare: returned a Tensor, expected Advantages\(advantages"),
+    ("model.policy.aggregation=Count", r"policy\.aggregation=Count: the count is 3, expected a"),
+    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:23\)"),
+    ("model.terms.x=Mask", r"model\.terms\.x=Mask: the mask is of torch\.float32, expected torch"),
+    ("model.terms.x=Stats", r"model\.terms\.x=Stats: stats\['x'\] is 1\.0, expected a tensor of"),
+    ("data.task=Unsaid", r"data\.task: Unsaid raised TypeError: a verdict must be True or False"),
+    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:27"),
+    ("data.group_filter=Rows", r"Rows: the decision has shape \(4, 4\), expected \(4,\)"),
+    ("callbacks.x=Raises", r"callbacks\.x\.on_train_batch_start: KeyError: 'key' \(at my_bugs\.py"),
+    (
+        "callbacks.x=Narrow",
+        r"loss_mask of the edited rollout has shape \(16,\), expected \(",
+    ),
+    (
+        "callbacks.x=Weights",
+        r"value_mask of the edited rollout is of torch\.float32, expected",
+    ),
+    ("callbacks.x=Misspelt", r"callbacks\.x\.on_train_batch_start: AttributeError: .*loss_maks"),
+    ("callbacks.x=Unbuilt", r"callbacks\.x\.__init__: 'key'"),
+    ("callbacks.x=Asks", r"callbacks\.x\.every: not set"),
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine: Short returned \[1, .*expected 2 for each"),
 ]
@@ -270,6 +354,44 @@ def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
     sys.modules.pop("my_bugs", None)
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--" + flag.replace("=", "=my_bugs."))
     assert re.search(message, line), line
+
+
+WITH_CRITIC = [
+    ("model.advantage=NoReturns", r"advantage=NoReturns: returns is None, expected a tensor of"),
+    (
+        "data.rewards.x=lit_reason.rewards.KimiLength --data.group_size=1 "
+        "--data.groups_per_rollout=16",
+        r"data\.group_size=1: data\.rewards\.x=KimiLength compares the responses of a group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), WITH_CRITIC)
+def test_what_fits_no_critic_or_no_group_is_one_line(flags, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_bugs.py").write_text(BUGS)
+    sys.modules.pop("my_bugs", None)
+    flags = flags.replace("=NoReturns", "=my_bugs.NoReturns").split()
+    line = fails(capsys, "fit", *tiny("ppo"), *SMALL, "--" + flags[0], *flags[1:])
+    assert re.search(message, line), line
+
+
+BROKEN = [
+    ("class A(", r"SyntaxError: '\(' was never closed"),
+    ("from nowhere import A", r"ModuleNotFoundError: No module named 'nowhere'"),
+    ("class A(B): ...", r"NameError: name 'B' is not defined"),
+]
+
+
+@pytest.mark.parametrize("key", ["model.advantage", "callbacks.x", "model.actor_optimizer"])
+@pytest.mark.parametrize(("text", "message"), BROKEN, ids=[text for text, _ in BROKEN])
+def test_a_users_file_that_cannot_be_imported_is_one_line(
+    key, text, message, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_broken.py").write_text(text)
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, f"--{key}=my_broken.A")
+    assert re.search(rf"{key}=my_broken\.A: module my_broken cannot .*{message}", line), line
 
 
 NULLS = [
@@ -337,7 +459,7 @@ COLD = [
         r"model\.backbone: .*extend model\.backbone\.alphabet",
     ),
     ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
-    ("--model.optimizer.lr=-1", r"model\.optimizer, model\.scheduler: .*-1"),
+    ("--model.optimizer.lr=-1", r"model\.optimizer: Invalid learning rate: -1"),
 ]
 
 

@@ -397,7 +397,7 @@ def read(path):
 
 def test_sample_rows_say_what_the_batch_holds(policy):
     batch = demonstrations(policy, policy_version=7)
-    rows = describe_rows(batch, policy.tokenizer)
+    rows = describe_rows(batch, policy.tokenizer, 16)
     assert len(rows) == 16
     task = PlanCount(n_max=5)
     for i, row in enumerate(rows):

@@ -67,25 +67,19 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def describe_rows(
-    batch: RolloutBatch,
-    tokenizer: Any,
-    rows: int | None = None,
-) -> list[dict[str, Any]]:
-    """Rows of a rollout as plain values, `rows` of them spread evenly, or all."""
-    step = max(len(batch) // rows, 1) if rows else 1
-    chosen = list(range(0, len(batch), step))[:rows]
-    return [_describe_row(batch, tokenizer, i) for i in chosen]
+def describe_rows(batch: RolloutBatch, tokenizer: Any, rows: int) -> list[dict[str, Any]]:
+    """`rows` of a rollout as plain values, spread evenly; all of it if it has no more."""
+    step = max(len(batch) // rows, 1)
+    return [_describe_row(batch, tokenizer, i) for i in range(0, len(batch), step)[:rows]]
 
 
 def _describe_row(batch: RolloutBatch, tokenizer: Any, i: int) -> dict[str, Any]:
-    def text(ids: Any, mask: Any) -> str:
-        return tokenizer.decode(ids[mask].tolist(), skip_special_tokens=True)
-
+    prompt = batch.prompt_ids[i][batch.prompt_mask[i]].tolist()
     return {
         "rollout": batch.policy_version,
-        "prompt": text(batch.prompt_ids[i], batch.prompt_mask[i]),
-        "response": text(batch.response_ids[i], batch.response_mask[i]),
+        # as the model read it, with the template around the problem
+        "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
+        "response": batch.texts[i],
         "reward": round(float(batch.rewards[i]), 6),
         "correct": bool(batch.correct[i]),
         "truncated": bool(batch.truncated[i]),

@@ -20,6 +20,7 @@ class Reward(ABC):
     """
 
     per_token: ClassVar[bool] = False
+    compares_group: ClassVar[bool] = False  # says nothing of a single response
     weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:

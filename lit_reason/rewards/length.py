@@ -58,6 +58,8 @@ class SoftOverlong(Reward):
 class KimiLength(Reward):
     """Kimi k1.5's length reward: short correct responses gain, long ones lose, within the group."""
 
+    compares_group = True
+
     def __call__(
         self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]
     ) -> list[float]:

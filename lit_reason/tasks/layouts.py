@@ -79,14 +79,25 @@ def recognise(
     )
 
 
-def has(row: dict[str, Any], name: str) -> bool:
-    """Whether a row has a column, which may be nested."""
+_MISSING = object()
+
+
+def _find(row: dict[str, Any], name: str) -> Any:
     value: Any = row
     for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return False
-        value = value[part]
-    return True
+        value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
+    return value
+
+
+def has(row: dict[str, Any], name: str) -> bool:
+    """Whether a row has a column, which may be nested."""
+    return _find(row, name) is not _MISSING
+
+
+def cell(row: dict[str, Any], name: str) -> Any:
+    """The value of a column; `None` if the row leaves out a part of it."""
+    value = _find(row, name)
+    return None if value is _MISSING else value
 
 
 def columns(row: dict[str, Any], prefix: str = "") -> list[str]:
@@ -102,14 +113,6 @@ def columns(row: dict[str, Any], prefix: str = "") -> list[str]:
         nested = isinstance(value, dict) and value
         names += columns(value, f"{prefix}{name}.") if nested else [prefix + name]
     return names
-
-
-def cell(row: dict[str, Any], name: str) -> Any:
-    """The value of a column; `None` if the row leaves out a part of it."""
-    value: Any = row
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 _ROLES = {"human": "user", "gpt": "assistant"}

@@ -140,9 +140,8 @@ def stated_answer(text: str) -> str | None:
 
 def judged(correct: bool, answer: str | None) -> Verdict:
     """A verdict in which a wrong response without an answer says so."""
-    if not correct and answer is None:
-        return Verdict(Status.NO_ANSWER)
-    return Verdict.of(correct, answer)
+    verdict = Verdict.of(correct, answer)
+    return Verdict(Status.NO_ANSWER) if answer is None and not correct else verdict
 
 
 def _text(op: str, a: int, b: int, n: int) -> str:
