@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError, ConfigWarning, require_tensor
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.forms import require_tensor
 from lit_reason.functional import (
     Reduce,
     gae,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lit_reason.errors import require_tensor
+from lit_reason.forms import require_tensor
 from lit_reason.verdict import Verdict
 
 T = TypeVar("T", bound="_Rows")

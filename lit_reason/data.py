@@ -22,10 +22,10 @@ from lit_reason.errors import (
     ConfigWarning,
     blaming,
     require_at_least_one,
-    require_tensor,
     warn_of_no_effect,
 )
 from lit_reason.filters import GroupFilter
+from lit_reason.forms import require_tensor
 from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling

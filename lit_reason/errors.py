@@ -5,12 +5,9 @@ from __future__ import annotations
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 
 class ConfigError(ValueError):
@@ -51,33 +48,6 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object]) -> None:
             ConfigWarning,
             stacklevel=3,
         )
-
-
-def require_tensor(
-    what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None = None
-) -> None:
-    """Refuses what a part of the user's made if it does not have the right form.
-
-    Args:
-        what: Begins the message: the key, and what it made.
-        value: What was made.
-        shape: What it should have.
-        dtype: Likewise; `None` takes any.
-
-    Raises:
-        ConfigError: Not a tensor, or one of another shape or type.
-
-    Example:
-        >>> require_tensor("model.policy: the loss", torch.zeros(2), (2, 3))
-        Traceback (most recent call last):
-        lit_reason.errors.ConfigError: model.policy: the loss has shape (2,), expected (2, 3)
-    """
-    if not isinstance(value, Tensor):
-        raise ConfigError(f"{what} is {value!r}, expected a tensor of shape {tuple(shape)}")
-    if tuple(value.shape) != tuple(shape):
-        raise ConfigError(f"{what} has shape {tuple(value.shape)}, expected {tuple(shape)}")
-    if dtype is not None and value.dtype != dtype:
-        raise ConfigError(f"{what} is of {value.dtype}, expected {dtype}")
 
 
 @contextmanager

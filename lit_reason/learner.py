@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_reason.batch import Experience
-from lit_reason.errors import ConfigError, blaming, require_at_least_one, require_tensor
+from lit_reason.errors import ConfigError, blaming, require_at_least_one
+from lit_reason.forms import require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
 
 class Status(StrEnum):
     """How the judgement of a response ended."""
@@ -46,6 +44,6 @@ class Verdict(NamedTuple):
             TypeError: `correct` is neither True nor False: a function without a `return` is no
                 judgement.
         """
-        if not isinstance(correct, bool | np.bool_):
+        if correct not in (True, False):
             raise TypeError(f"a verdict must be True or False, not {correct!r}")
         return cls(Status.CORRECT if correct else Status.WRONG, answer)

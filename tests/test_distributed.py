@@ -8,6 +8,7 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
@@ -273,7 +274,7 @@ def fitted(rank, name, run_dir, *flags):
         "steps": [
             {int(s["step"]) for s in o.state_dict()["state"].values()} for o in trainer.optimizers
         ],
-        "rollouts": [dict(vars(r)) for r in rollouts],
+        "rollouts": [{f.name: getattr(r, f.name) for f in fields(r)} for r in rollouts],
         "evaluation": module.last_evaluation,
     }
 
