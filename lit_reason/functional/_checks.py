@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +84,23 @@ def outside(low: float, high: float, **tensors: Tensor) -> Iterator[Fault]:
         yield Fault(name, tensor.shape, f"value(s) outside [{low}, {high}]", bad)
 
 
+def fractional(**tensors: Tensor) -> Iterator[Fault]:
+    """Faults: numbers that count nothing, being fractions, infinite or nan."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            bad = ~torch.isfinite(tensor) | (tensor != tensor.floor())
+            yield Fault(name, tensor.shape, "value(s) that are not whole numbers", bad)
+
+
+def too_large(mask: Tensor | None = None, **tensors: Tensor) -> Iterator[Fault]:
+    """Faults: nan, inf, and numbers beyond `squarable` (where `mask` is True, if given)."""
+    for name, tensor in tensors.items():
+        limit = squarable(tensor)
+        bad = ~(upcast(tensor).abs() <= limit)
+        bad = bad if mask is None else mask & bad
+        yield Fault(name, tensor.shape, f"non-finite value(s), or beyond {limit:.0e}", bad)
+
+
 def upcast(x: Tensor) -> Tensor:
     """Return `x` in float32, or unchanged if float64: no statistic is taken in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -91,6 +109,16 @@ def upcast(x: Tensor) -> Tensor:
 def wide(x: Tensor) -> torch.dtype:
     """Return the dtype in which sums over `x` are accumulated: float64 where the device has it."""
     return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def squarable(x: Tensor) -> float:
+    """Return the largest magnitude at which the variance of entries of `x` cannot overflow.
+
+    Its centred squares are summed in `wide(x)`, up to 2^34 of them; what is left of it after
+    centring has to fit into the type of the result.
+    """
+    result = torch.promote_types(x.dtype, torch.float32)
+    return min(torch.finfo(wide(x)).max ** 0.5 / 2**17, torch.finfo(result).max / 2)
 
 
 def check_shape(shape: torch.Size, **tensors: Tensor) -> None:
@@ -129,6 +157,34 @@ def check_integers(**tensors: Tensor) -> None:
             )
 
 
+def check_ids(**tensors: Tensor) -> None:
+    """Raise `ValueError` unless every named tensor is int64, as an index has to be."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int64:
+            raise ValueError(
+                f"`{name}` must be int64, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+
+
+def check_floats(**tensors: Tensor) -> None:
+    """Raise `ValueError` unless every named tensor holds floating-point numbers."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"`{name}` must hold floating-point numbers, got {tensor.dtype} "
+                f"of shape {tuple(tensor.shape)}"
+            )
+
+
+def check_numbers(**tensors: Tensor) -> None:
+    """Raise `ValueError` if a named tensor holds truth values or complex numbers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bool or tensor.is_complex():
+            raise ValueError(
+                f"`{name}` must hold numbers, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+
+
 def check_group_ids(size: int, group_ids: Tensor) -> None:
     """Raise `ValueError` unless `group_ids` is an integer vector, one id a row, of some rows."""
     check_shape(torch.Size([size]), group_ids=group_ids)
@@ -142,6 +198,13 @@ def check_number(low: float = 0.0, high: float = math.inf, **settings: float) ->
     for name, value in settings.items():
         if not low <= value <= high:
             raise ValueError(f"`{name}`={value} must lie in [{low}, {high}]")
+
+
+def check_whole(low: int, **settings: Any) -> None:
+    """Raise `ValueError` unless every named setting is an integer, and `low` or more."""
+    for name, value in settings.items():
+        if not (isinstance(value, Integral) and int(value) >= low):
+            raise ValueError(f"`{name}`={value} must be a whole number of at least {low}")
 
 
 def check_positive(**settings: float) -> None:

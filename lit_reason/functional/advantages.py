@@ -14,11 +14,14 @@ from torch import Tensor
 
 from lit_reason.functional._checks import (
     check_dim,
+    check_floats,
     check_mask,
     check_number,
+    check_numbers,
     check_positive,
     check_shape,
     check_values,
+    fractional,
     non_finite,
     outside,
     upcast,
@@ -32,7 +35,7 @@ def outcome_to_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
     :math:`r_t = R\,\mathbb 1[t = T-1]`, the outcome term of DeepSeekMath (arXiv:2402.03300) Eq. 2.
 
     Args:
-        rewards: One scalar per response.
+        rewards: One scalar per response; what is returned has the same unit.
         mask: True at the response's tokens, whatever the padding side.
 
     Shapes:
@@ -79,7 +82,7 @@ def gae(
 
     Args:
         rewards: Reward of each token.
-        values: Value of the state before each token.
+        values: Value of the state before each token; as all but γ and λ in units of the reward.
         mask: True at the tokens that are actions.
         gamma: Discount in [0, 1].
         lam: Trace decay in [0, 1], one for all rows or one per row (VAPO's length-adaptive λ).
@@ -164,7 +167,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.
 
     Raises:
         ValueError: If `alpha` is not positive and finite, `lambda_min` not in [0, 1), or a
-            length is negative or not finite.
+            length is negative or not a whole number.
 
     Example:
         >>> length_adaptive_lambda(torch.tensor([10, 40, 100, 1000]), alpha=0.05)
@@ -173,7 +176,8 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.
     check_positive(alpha=alpha)
     if not 0 <= lambda_min < 1:
         raise ValueError(f"`lambda_min`={lambda_min} must lie in [0, 1)")
-    check_values(non_finite(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
+    check_numbers(lengths=lengths)
+    check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     lengths = upcast(lengths)
     below_one = 1.0 - torch.finfo(lengths.dtype).eps
     return (1.0 - 1.0 / (alpha * lengths)).clamp(min=lambda_min, max=below_one)
@@ -192,24 +196,26 @@ def kl_penalised_rewards(
 
     Args:
         token_rewards: Reward of each token.
-        logprobs: Log-probabilities under the policy at rollout time.
-        ref_logprobs: Log-probabilities under the reference.
+        logprobs: Log-probabilities under the policy at rollout time, in nats.
+        ref_logprobs: Those under the reference.
         mask: True at response tokens.
-        coef: β.
+        coef: β, in units of the reward per nat.
 
     Shapes:
         all tensors ``(B, T)``, mask bool; returns ``(B, T)``, zero outside the mask.
 
     Raises:
-        ValueError: On wrong shapes, a mask that is not boolean, non-finite valid entries, or a
-            `coef` that is negative or not finite.
+        ValueError: On wrong shapes, a mask that is not boolean, log-probabilities that are not
+            floating-point, non-finite valid entries, or a `coef` that is negative or not finite.
 
     Example:
         >>> rewards, old, mask = torch.eye(2)[1:], -torch.ones(1, 2), torch.ones(1, 2) > 0
         >>> kl_penalised_rewards(rewards, old, torch.zeros(1, 2), mask, coef=0.1)
         tensor([[0.1000, 1.1000]])
     """
+    check_dim(2, token_rewards=token_rewards)
     check_shape(token_rewards.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_floats(logprobs=logprobs, ref_logprobs=ref_logprobs)
     check_mask(token_rewards.shape, mask=mask)
     check_number(0.0, sys.float_info.max, coef=coef)
     check_values(

@@ -154,7 +154,8 @@ def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
 def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     r"""Weighted sum over a (micro-)batch, divided by the global count.
 
-    :math:`\sum w\,\ell / \max(N, 1)`. Losses at weight 0 are replaced before multiplying, so a
+    :math:`\sum w\,\ell / \max(N, 1)`, of which GRPO (arXiv:2402.03300) Eq. 3 and DAPO
+    (arXiv:2503.14476) Eq. 8 are cases. Losses at weight 0 are replaced before multiplying, so a
     nan there reaches neither the value nor the gradient of `loss`; one that counts makes the sum
     nan, for the caller to notice. With nothing to count the result is 0 and still attached to the
     graph, so gradient hooks fire on every rank.
@@ -169,7 +170,8 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
         loss, weights ``(*)``, count ``()``; returns ``()``.
 
     Raises:
-        ValueError: If the shapes differ, a weight is not finite, or the count negative or nan.
+        ValueError: If the shapes differ, a weight is not finite, or the count is negative or not
+            finite.
 
     Example:
         >>> loss = torch.tensor([[1.0, 1.0, 9.0], [4.0, 9.0, 9.0]])
@@ -181,7 +183,8 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     check_shape(loss.shape, weights=weights)
     count = torch.as_tensor(count, device=loss.device)
     check_shape(torch.Size(), count=count)
-    check_values(non_finite(weights=weights), outside(0.0, math.inf, count=count))
+    finite = non_finite(weights=weights, count=count)
+    check_values(finite, outside(0.0, math.inf, count=count))
     loss = upcast(loss)
     kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     total = (kept * weights).sum()
@@ -209,6 +212,7 @@ def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
         >>> token_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
         tensor(0.3333)
     """
+    check_mask(loss.shape, mask=mask)
     return aggregate(loss, *token_weights(mask))
 
 
@@ -233,6 +237,7 @@ def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
         >>> sequence_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
         tensor(0.5000)
     """
+    check_mask(loss.shape, mask=mask)
     return aggregate(loss, *sequence_weights(mask))
 
 
@@ -260,6 +265,7 @@ def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
         >>> prompt_mean(loss, mask, torch.tensor([0, 0, 1]))
         tensor(0.5000)
     """
+    check_mask(loss.shape, mask=mask)
     return aggregate(loss, *prompt_weights(mask, group_ids))
 
 
@@ -285,4 +291,5 @@ def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
         >>> constant_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask, length=10)
         tensor(0.1000)
     """
+    check_mask(loss.shape, mask=mask)
     return aggregate(loss, *constant_weights(mask, length))

@@ -9,7 +9,15 @@ from math import comb
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_dim, check_integers, check_mask, upcast
+from lit_reason.functional._checks import (
+    Fault,
+    check_dim,
+    check_integers,
+    check_mask,
+    check_values,
+    check_whole,
+    upcast,
+)
 
 
 def mean_at_k(correct: Tensor) -> Tensor:
@@ -54,15 +62,17 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         The probability, in [0, 1].
 
     Raises:
-        ValueError: Unless ``0 <= c <= n`` and ``1 <= k <= n``.
+        ValueError: Unless ``0 <= c <= n`` and ``1 <= k <= n``, all whole numbers.
 
     Example:
         >>> round(pass_at_k(n=10, c=3, k=5), 6)
         0.916667
     """
-    if not 0 <= c <= n:
+    check_whole(1, n=n, k=k)
+    check_whole(0, c=c)
+    if not c <= n:
         raise ValueError(f"`c`={c} must lie in [0, n={n}]")
-    if not 1 <= k <= n:
+    if not k <= n:
         raise ValueError(f"`k`={k} must lie in [1, n={n}]")
     return (comb(n, k) - comb(n - c, k)) / comb(n, k)
 
@@ -81,10 +91,15 @@ def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
     Returns:
         The credit, in [0, 1]; 0 if no sample votes.
 
+    Raises:
+        ValueError: If `answers` is one string, whose characters would be counted.
+
     Example:
         >>> majority_at_k(["3", "3", "7", "7"], gold="7")
         0.5
     """
+    if isinstance(answers, str):
+        raise ValueError(f"`answers`={answers!r} must be a sequence of answers")
     votes = Counter(answer for answer in answers if answer is not None)
     top = max(votes.values(), default=0)
     winners = [answer for answer, count in votes.items() if count == top]
@@ -96,9 +111,10 @@ def majority_of_classes(classes: Tensor, correct: Tensor) -> Tensor:
 
     .. math:: \sum_i [c_i \in W]\,[i\ \mathrm{correct}] \Big/ \sum_i [c_i \in W]
 
-    W is the set of the most frequent classes. The rule for ties is that of :func:`majority_at_k`:
-    of m classes tied for most frequent, each gets 1/m of the credit. A class whose members were not
-    all judged alike counts with the share of them that is right.
+    W is the set of the most frequent classes (self-consistency, arXiv:2203.11171). The rule for
+    ties is that of :func:`majority_at_k`: of m classes tied for most frequent, each gets 1/m of the
+    credit. A class whose members were not all judged alike counts with the share of them that is
+    right.
 
     Args:
         classes: Number of the class of each sample's answer; below 0 casts no vote.
@@ -108,7 +124,8 @@ def majority_of_classes(classes: Tensor, correct: Tensor) -> Tensor:
         classes ``(*, k)`` int, correct ``(*, k)`` bool; returns ``(*)`` float32.
 
     Raises:
-        ValueError: If the shapes differ or there is no sample.
+        ValueError: If the shapes differ, `classes` does not hold integers, `correct` is not
+            boolean, or there is no sample.
 
     Example:
         >>> classes = torch.tensor([[0, 0, 1, 1], [2, 5, 5, -1]])
@@ -142,7 +159,7 @@ def bootstrap_interval(
     equal it has no width.
 
     Args:
-        values: One row a problem, one column a quantity.
+        values: One row a problem, one column a quantity, each in its own unit.
         resamples: Number of draws.
         level: Coverage aimed at.
         seed: Of the draws: the same values give the same interval.
@@ -154,7 +171,8 @@ def bootstrap_interval(
         values ``(N, C)``; returns two ``(C,)`` float64 on the CPU, nan for a column without values.
 
     Raises:
-        ValueError: On a wrong shape, no resample, or a level outside (0, 1).
+        ValueError: On a wrong shape, an infinite value, no whole number of resamples above 0, or
+            a level outside (0, 1).
 
     Example:
         >>> low, high = bootstrap_interval(torch.tensor([[0.0], [1.0], [1.0], [1.0]]))
@@ -162,8 +180,10 @@ def bootstrap_interval(
         (0.25, 1.0)
     """
     check_dim(2, values=values)
-    if resamples < 1 or not 0 < level < 1:
-        raise ValueError(f"`resamples`={resamples} must be at least 1, `level`={level} in (0, 1)")
+    check_whole(1, resamples=resamples)
+    if not 0 < level < 1:
+        raise ValueError(f"`level`={level} must be in (0, 1)")
+    check_values([Fault("values", values.shape, "infinite value(s)", values.isinf())])
     rows, columns = values.shape
     if rows == 0:
         empty = torch.full((columns,), torch.nan, dtype=torch.float64)

@@ -14,7 +14,8 @@ from lit_reason.functional._checks import (
     check_mask,
     check_number,
     check_values,
-    non_finite,
+    check_whole,
+    too_large,
     upcast,
     wide,
 )
@@ -61,11 +62,14 @@ def group_relative(
 
     Shapes:
         rewards ``(B,)``, group_ids ``(B,)`` int, valid ``(B,)`` bool; returns ``(B,)`` in float32
-        (float64 for float64 input).
+        (float64 for float64 input), in standard deviations, or without `scale_by_std` in units of
+        the reward.
 
     Raises:
-        ValueError: On wrong shapes, group ids that are not integers, no response at all, a
-            non-finite reward, groups not of `group_size`, or a setting that is negative or nan.
+        ValueError: On wrong shapes, group ids that are not integers, no response at all, a reward
+            that is not finite or too large to be squared (1e38 in float32, 1e149 in float64),
+            groups not of `group_size`, or a setting that is negative, nan or, of `ddof` and
+            `group_size`, no whole number.
 
     Example:
         >>> ids = torch.tensor([7, 7, 7, 7, 3])
@@ -74,8 +78,9 @@ def group_relative(
     """
     check_dim(1, rewards=rewards)
     check_group_ids(len(rewards), group_ids)
-    faults = [non_finite(valid, rewards=rewards)]
+    faults = [too_large(valid, rewards=rewards)]
     if group_size is not None:
+        check_whole(1, group_size=group_size)
         faults.append(_other_sizes(group_ids, group_size))
     if valid is None:
         check_values(*faults)
@@ -103,7 +108,8 @@ def _normalise(
     tolerance: float,
 ) -> Tensor:
     """The computation of `group_relative`; of nothing it is nothing."""
-    check_number(ddof=ddof, eps=eps, tolerance=tolerance)
+    check_whole(0, ddof=ddof)
+    check_number(eps=eps, tolerance=tolerance)
     unique, index = torch.unique(group_ids, return_inverse=True)
     x, groups = rewards.to(wide(rewards)), len(unique)
     size = _group_sum(torch.ones_like(x), index, groups)
@@ -153,11 +159,12 @@ def group_relative_process(
 
     Shapes:
         step_rewards ``(B, T)``, step_mask, mask ``(B, T)`` bool, group_ids ``(B,)`` int; returns
-        ``(B, T)``, zero outside the mask.
+        ``(B, T)``, zero outside the mask, in the units of :func:`group_relative`.
 
     Raises:
-        ValueError: On wrong shapes or dtypes, no response at all, a non-finite step reward, or a
-            setting that is negative or nan.
+        ValueError: On wrong shapes or dtypes, no response at all, a step reward that is not finite
+            or too large to be squared (1e38 in float32, 1e149 in float64), or a setting that is
+            negative, nan or, of `ddof`, no whole number.
 
     Example:
         >>> step_rewards = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
@@ -170,7 +177,7 @@ def group_relative_process(
     check_dim(2, step_rewards=step_rewards)
     check_mask(step_rewards.shape, step_mask=step_mask, mask=mask)
     check_group_ids(len(step_rewards), group_ids)
-    check_values(non_finite(step_mask, step_rewards=step_rewards))
+    check_values(too_large(step_mask, step_rewards=step_rewards))
     ids = group_ids[:, None].expand(step_mask.shape)[step_mask]
     scaled = _normalise(step_rewards[step_mask], ids, scale_by_std, ddof, eps, tolerance)
     steps = scaled.new_zeros(step_mask.shape).masked_scatter(step_mask, scaled)

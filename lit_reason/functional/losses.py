@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.functional._checks import (
+    check_floats,
     check_number,
     check_shape,
     check_values,
@@ -40,6 +41,7 @@ def _check_surrogate(
     dual_clip: float | None,
 ) -> None:
     check_shape(logprobs.shape, old_logprobs=old_logprobs, advantages=advantages)
+    check_floats(logprobs=logprobs, old_logprobs=old_logprobs)
     check_number(clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"`dual_clip`={dual_clip} must be greater than 1")
@@ -67,8 +69,8 @@ def clipped_surrogate(
     is zero there.
 
     Args:
-        logprobs: Log-probabilities under the policy being trained.
-        old_logprobs: Log-probabilities under the policy that generated the data.
+        logprobs: Log-probabilities under the policy being trained, in nats.
+        old_logprobs: Those under the policy that generated the data.
         advantages: Advantage of each token.
         clip_low: ε_low; the lower bound is ``1 - clip_low``.
         clip_high: ε_high; the upper bound is ``1 + clip_high``; inf disables it.
@@ -78,8 +80,8 @@ def clipped_surrogate(
         all tensors ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If shapes differ, a tensor is not finite, a bound is negative or nan, or
-            `dual_clip` is not above 1.
+        ValueError: If shapes differ, log-probabilities are not floating-point, a tensor is not
+            finite, a bound is negative or nan, or `dual_clip` is not above 1.
 
     Example:
         >>> ratio = torch.tensor([1.25, 1.5, 0.7, 1.5, 0.7])
@@ -116,8 +118,8 @@ def clip_masks(
     of the advantage is *not* clipped and is not counted.
 
     Args:
-        logprobs: Log-probabilities under the policy being trained.
-        old_logprobs: Log-probabilities under the policy that generated the data.
+        logprobs: Log-probabilities under the policy being trained, in nats.
+        old_logprobs: Those under the policy that generated the data.
         advantages: Advantage of each token.
         clip_low: ε_low.
         clip_high: ε_high.
@@ -127,8 +129,8 @@ def clip_masks(
         all tensors ``(*)``; returns three ``(*)`` bool tensors (low, high, dual).
 
     Raises:
-        ValueError: If shapes differ, a tensor is not finite, a bound is negative or nan, or
-            `dual_clip` is not above 1.
+        ValueError: If shapes differ, log-probabilities are not floating-point, a tensor is not
+            finite, a bound is negative or nan, or `dual_clip` is not above 1.
 
     Example:
         >>> ratio, advantages = torch.tensor([1.5, 0.7, 5.0]), torch.tensor([1.0, -1.0, -1.0])
@@ -163,8 +165,8 @@ def value_loss(
     clipping; the maximum is the pessimistic form used by verl and TRL.
 
     Args:
-        values: Current predictions V.
-        returns: Targets.
+        values: Current predictions V, in units of the reward.
+        returns: Targets, likewise; the loss is in units of the reward squared.
         old_values: Predictions at rollout time; needed with `clip`.
         clip: ε_v, or None for the plain squared error.
 
@@ -172,22 +174,21 @@ def value_loss(
         all tensors ``(*)``; returns ``(*)``.
 
     Raises:
-        ValueError: If shapes differ, a tensor is not finite, or `clip` is given without
-            `old_values`, negative or nan.
+        ValueError: If shapes differ (of `old_values` too where `clip` is None), a tensor that is
+            used is not finite, or `clip` is given without `old_values`, negative or nan.
 
     Example:
         >>> values, returns = torch.tensor([1.0, -0.5]), torch.tensor([0.9, 1.0])
         >>> value_loss(values, returns, old_values=torch.zeros(2), clip=0.2)
         tensor([0.2450, 1.1250])
     """
-    tensors = {"values": values, "returns": returns}
     if clip is not None:
         check_number(clip=clip)
         if old_values is None:
             raise ValueError(f"`clip`={clip} needs `old_values`")
-        tensors["old_values"] = old_values
-    check_shape(values.shape, **tensors)
-    check_values(non_finite(**tensors))
+    old = {} if old_values is None else {"old_values": old_values}
+    check_shape(values.shape, returns=returns, **old)
+    check_values(non_finite(values=values, returns=returns, **({} if clip is None else old)))
     values, returns = upcast(values), upcast(returns.detach())
     error = (values - returns).square()
     if clip is None or old_values is None:
@@ -199,6 +200,7 @@ def value_loss(
 
 def _log_ratio_to_reference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     check_shape(logprobs.shape, ref_logprobs=ref_logprobs)
+    check_floats(logprobs=logprobs, ref_logprobs=ref_logprobs)
     check_values(non_finite(logprobs=logprobs, ref_logprobs=ref_logprobs))
     return upcast(ref_logprobs.detach()) - upcast(logprobs)
 
@@ -211,14 +213,14 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     in the reward, not as a loss.
 
     Args:
-        logprobs: Log-probabilities under the policy.
-        ref_logprobs: Log-probabilities under the reference.
+        logprobs: Log-probabilities under the policy, in nats.
+        ref_logprobs: Those under the reference.
 
     Shapes:
-        both ``(*)``; returns ``(*)``.
+        both ``(*)``; returns ``(*)``, in nats.
 
     Raises:
-        ValueError: If the shapes differ or a tensor is not finite.
+        ValueError: If the shapes differ, or a tensor is not floating-point or not finite.
 
     Example:
         >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-1.5]))
@@ -234,14 +236,14 @@ def kl_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     the divergence (Schulman, "Approximating KL divergence").
 
     Args:
-        logprobs: Log-probabilities under the policy.
-        ref_logprobs: Log-probabilities under the reference.
+        logprobs: Log-probabilities under the policy, in nats.
+        ref_logprobs: Those under the reference.
 
     Shapes:
-        both ``(*)``; returns ``(*)``.
+        both ``(*)``; returns ``(*)``, in nats.
 
     Raises:
-        ValueError: If the shapes differ or a tensor is not finite.
+        ValueError: If the shapes differ, or a tensor is not floating-point or not finite.
 
     Example:
         >>> kl_k2(torch.tensor([-1.0]), torch.tensor([-1.5]))
@@ -261,14 +263,14 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     the right sign; :math:`d \le 20` is exact.
 
     Args:
-        logprobs: Log-probabilities under the policy.
-        ref_logprobs: Log-probabilities under the reference.
+        logprobs: Log-probabilities under the policy, in nats.
+        ref_logprobs: Those under the reference.
 
     Shapes:
-        both ``(*)``; returns ``(*)``.
+        both ``(*)``; returns ``(*)``, in nats.
 
     Raises:
-        ValueError: If the shapes differ or a tensor is not finite.
+        ValueError: If the shapes differ, or a tensor is not floating-point or not finite.
 
     Example:
         >>> kl_k3(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, 1.0]))
@@ -286,17 +288,18 @@ def nll(logprobs: Tensor) -> Tensor:
     (arXiv:2504.05118) Eq. 9; divide by the tokens of the correct responses, not by all.
 
     Args:
-        logprobs: Log-probabilities under the policy.
+        logprobs: Log-probabilities under the policy, in nats.
 
     Shapes:
-        ``(*)``; returns ``(*)``.
+        ``(*)``; returns ``(*)``, in nats.
 
     Raises:
-        ValueError: If a log-probability is not finite.
+        ValueError: If the log-probabilities are not floating-point or not finite.
 
     Example:
         >>> nll(torch.tensor([-1.0, -0.5]))
         tensor([1.0000, 0.5000])
     """
+    check_floats(logprobs=logprobs)
     check_values(non_finite(logprobs=logprobs))
     return -upcast(logprobs)

@@ -18,6 +18,8 @@ from lit_reason.functional._checks import (
     check_number,
     check_shape,
     check_values,
+    check_whole,
+    squarable,
     upcast,
     wide,
 )
@@ -64,7 +66,7 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         x ``(*)``, mask ``(*)`` bool; returns ``()`` or ``(*)`` without `dim`.
 
     Raises:
-        ValueError: If the mask is not boolean or the shapes differ.
+        ValueError: If the mask is not boolean, the shapes differ, or there is no such `dim`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0, float("inf")]])
@@ -72,7 +74,11 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         tensor(3.)
     """
     kept = zero_outside(x, mask)
-    return kept.sum() if dim is None else kept.sum(dim)
+    if dim is None:
+        return kept.sum()
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"`dim`={dim} is no dimension of `x`, of shape {tuple(x.shape)}")
+    return kept.sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -88,7 +94,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         is valid.
 
     Raises:
-        ValueError: If the mask is not boolean or the shapes differ.
+        ValueError: If the mask is not boolean, the shapes differ, or there is no such `dim`.
 
     Example:
         >>> x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
@@ -111,13 +117,16 @@ def _moments(
     """
     acc = wide(x)
     kept = zero_outside(x, mask)
-    bad = (~torch.isfinite(kept)).sum(dtype=acc)
+    limit = squarable(x)
+    bad = (~(kept.abs() <= limit)).sum(dtype=acc)
     first = torch.stack([mask.sum(dtype=acc), kept.sum(dtype=acc), bad])
     count, total, bad = (reduce(first) if reduce else first).unbind()
-    check_values([Fault(name, x.shape, "non-finite value(s), over all ranks", bad.long())])
+    kind = f"non-finite value(s), or beyond {limit:.0e}, over all ranks"
+    check_values([Fault(name, x.shape, kind, bad.long())])
     mean = total / count.clamp(min=1)
     # Rounding the mean to the precision of x makes constant data centre to exactly zero.
-    squares = zero_outside(kept - mean.to(kept.dtype), mask).square().sum(dtype=acc)
+    mean = mean.to(kept.dtype).to(acc)
+    squares = zero_outside(kept.to(acc) - mean, mask).square().sum()
     return count, mean, reduce(squares) if reduce else squares
 
 
@@ -151,12 +160,13 @@ def masked_whiten(
         reduce: Sums a tensor over ranks; None in a single process.
 
     Shapes:
-        x ``(*)``, mask ``(*)`` bool; returns ``(*)``, zero outside the mask. All zero if fewer
-        than two entries are valid (over all ranks) or all valid entries are equal.
+        x ``(*)``, mask ``(*)`` bool; returns ``(*)``, without unit, zero outside the mask. All zero
+        if fewer than two entries are valid (over all ranks) or all valid entries are equal.
 
     Raises:
-        ValueError: If the mask is not boolean, the shapes differ, a valid entry is not finite, or
-            a setting is negative or nan.
+        ValueError: If the mask is not boolean, the shapes differ, a valid entry is not finite or
+            too large to be squared (1e38 in float32, 1e149 in float64), or a setting is negative,
+            nan or, of `ddof`, no whole number.
 
     Example:
         >>> x, mask = torch.tensor([1.0, 3.0, 5.0, 100.0]), torch.tensor([True, True, True, False])
@@ -167,14 +177,15 @@ def masked_whiten(
         >>> masked_whiten(x, mask, shift_mean=False)
         tensor([0.6124, 1.8371, 3.0619, 0.0000])
     """
-    check_number(ddof=ddof, eps=eps)
+    check_whole(0, ddof=ddof)
+    check_number(eps=eps)
     count, mean, squares = _moments(x, mask, reduce, "x")
     variance = squares / (count - ddof).clamp(min=1)
     scale = torch.rsqrt(variance + eps)
     scale = scale.masked_fill(_is_constant(variance, mean, x.dtype), 0.0)
-    kept = zero_outside(x, mask)
-    centred = kept - mean.to(kept.dtype) if shift_mean else kept
-    return zero_outside(centred * scale.to(kept.dtype), mask)
+    kept = zero_outside(x, mask).to(mean.dtype)
+    scaled = (kept - mean if shift_mean else kept) * scale
+    return zero_outside(scaled, mask).to(upcast(x).dtype)
 
 
 def explained_variance(
@@ -190,17 +201,18 @@ def explained_variance(
     (arXiv:2503.01491, section 4.1).
 
     Args:
-        values: Critic predictions V.
-        returns: Value targets R.
+        values: Critic predictions V, in any unit; the result has none.
+        returns: Value targets R, in that unit.
         mask: True where the token counts.
         reduce: Sums a tensor over ranks; None in a single process.
 
     Shapes:
         values, returns ``(*)``, mask ``(*)`` bool; returns ``()`` float32 (float64 for float64
-        input).
+        input), -inf if it is less than that can hold.
 
     Raises:
-        ValueError: If the mask is not boolean, the shapes differ, or a valid entry is not finite.
+        ValueError: If the mask is not boolean, the shapes differ, or a valid entry is not finite or
+            too large to be squared (1e38 in float32, 1e149 in float64).
 
     Example:
         >>> returns = torch.tensor([1.0, -1.0, 1.0, -1.0])

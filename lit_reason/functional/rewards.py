@@ -7,7 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from lit_reason.functional._checks import check_dim, check_shape, check_values, outside, upcast
+from lit_reason.functional._checks import (
+    check_dim,
+    check_numbers,
+    check_positive,
+    check_shape,
+    check_values,
+    fractional,
+    outside,
+    upcast,
+)
 
 
 def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
@@ -30,15 +39,18 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
         lengths ``(*)``; returns ``(*)`` float32 in [-1, 0].
 
     Raises:
-        ValueError: If `cache` is not positive or exceeds `max_length`, or a length is negative.
+        ValueError: If `cache` is not positive or exceeds `max_length`, that is not finite, or a
+            length is negative or not a whole number.
 
     Example:
         >>> soft_overlong(torch.tensor([6, 7, 10, 11]), max_length=10, cache=4)
         tensor([ 0.0000, -0.2500, -1.0000, -1.0000])
     """
+    check_positive(max_length=max_length)
     if not 0 < cache <= max_length:
         raise ValueError(f"`cache`={cache} must lie in (0, max_length={max_length}]")
-    check_values(outside(0.0, math.inf, lengths=lengths))
+    check_numbers(lengths=lengths)
+    check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     # 0 - x rather than -x: no "-0." for the responses that are not punished.
     return 0.0 - ((upcast(lengths) - (max_length - cache)) / cache).clamp(0.0, 1.0)
 
@@ -61,7 +73,7 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
 
     Raises:
         ValueError: If shapes differ, the group is empty, `correct` is not boolean, or a length is
-            negative.
+            negative or not a whole number.
 
     Example:
         >>> kimi_length(torch.tensor([100, 200, 300]), torch.tensor([True, True, True]))
@@ -74,7 +86,8 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
             f"`correct` must be a non-empty bool tensor, got {correct.dtype} "
             f"of shape {tuple(correct.shape)}"
         )
-    check_values(outside(0.0, math.inf, lengths=lengths))
+    check_numbers(lengths=lengths)
+    check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     lengths = upcast(lengths)
     spread = lengths.max() - lengths.min()
     score = 0.5 - (lengths - lengths.min()) / spread.clamp(min=1)

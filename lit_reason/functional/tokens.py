@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import index
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -16,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_reason.functional._checks import (
     check_dim,
+    check_floats,
+    check_ids,
     check_integers,
+    check_numbers,
     check_shape,
     check_values,
+    check_whole,
+    fractional,
     outside,
     upcast,
 )
@@ -42,7 +48,8 @@ def position_ids(attention_mask: Tensor) -> Tensor:
         attention_mask ``(B, T)`` bool or int; returns ``(B, T)`` int64.
 
     Raises:
-        ValueError: If the mask is not two-dimensional.
+        ValueError: If the mask is not two-dimensional, neither boolean nor integer (an additive
+            mask of 0 and -inf says the opposite), or holds other numbers than 0 and 1.
 
     Example:
         >>> position_ids(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]))
@@ -50,6 +57,9 @@ def position_ids(attention_mask: Tensor) -> Tensor:
                 [0, 1, 2, 3, 3]])
     """
     check_dim(2, attention_mask=attention_mask)
+    if attention_mask.dtype != torch.bool:
+        check_integers(attention_mask=attention_mask)
+        check_values(outside(0, 1, attention_mask=attention_mask))
     return ((attention_mask != 0).long().cumsum(1) - 1).clamp(min=0)
 
 
@@ -75,7 +85,8 @@ def response_mask(
         ``(B,)`` bool.
 
     Raises:
-        ValueError: On wrong shapes, ids that are not integers, or a length outside [0, T].
+        ValueError: On wrong shapes, ids or end ids that are not integers, or a length that is
+            outside [0, T] or not a whole number.
 
     Example:
         >>> mask, truncated = response_mask(torch.tensor([[7, 8, 2, 2], [7, 7, 7, 7]]), eos_ids=[2])
@@ -85,23 +96,31 @@ def response_mask(
     """
     check_dim(2, ids=ids)
     check_integers(ids=ids)
-    is_end = torch.isin(ids, torch.tensor(list(eos_ids), dtype=ids.dtype, device=ids.device))
+    # compared as int64: a narrow type of `ids` would wrap the end ids that it cannot hold
+    is_end = torch.isin(ids.long(), torch.tensor(_end_ids(eos_ids), device=ids.device).long())
     generated = torch.ones_like(is_end)
     if lengths is not None:
         check_shape(ids.shape[:1], lengths=lengths)
-        check_values(outside(0, ids.shape[1], lengths=lengths))
+        check_numbers(lengths=lengths)
+        check_values(fractional(lengths=lengths), outside(0, ids.shape[1], lengths=lengths))
         generated = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     is_end = is_end & generated
     ends_before = is_end.long().cumsum(1) - is_end.long()
     return generated & (ends_before == 0), ~is_end.any(1)
 
 
+def _end_ids(eos_ids: Sequence[int]) -> list[int]:
+    try:
+        return [index(i) for i in eos_ids]
+    except TypeError as error:
+        raise ValueError(f"`eos_ids`={eos_ids!r} must be a sequence of integers") from error
+
+
 def _chunk_size(positions: int, vocab: int, chunk: int | None) -> int:
     """Positions per chunk: 1/32 of them by default, but at least 64 Ki logits' worth."""
     if chunk is None:
         return max(positions // 32, (1 << 16) // max(vocab, 1), 1)
-    if chunk < 1:
-        raise ValueError(f"`chunk` must be at least 1 position, got {chunk}")
+    check_whole(1, chunk=chunk)
     return chunk
 
 
@@ -212,6 +231,8 @@ def logprobs_and_entropy(
 
     .. math:: \log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}, \qquad z = \text{logits} / \tau
 
+    The terms of PPO's ratio (arXiv:1707.06347, section 3) and of its entropy bonus (Eq. 9).
+
     The caller shifts: ``logits[:, t]`` must be those that *predict* ``ids[:, t]`` (the model's
     output one position earlier). Works in chunks of positions, in float32 inside, and recomputes
     the softmax in the backward pass: beyond the gradient itself, the extra memory stays under a
@@ -226,11 +247,13 @@ def logprobs_and_entropy(
 
     Shapes:
         logits ``(*, V)``, ids ``(*)`` int64; returns log-probabilities ``(*)`` and entropy ``(*)``
-        in nats or None, both float32 (float64 for float64 input).
+        or None, both in nats and float32 (float64 for float64 input).
 
     Raises:
-        ValueError: If shapes do not match, an id is outside [0, V), the temperature is negative
-            or not finite, or `chunk` is below 1.
+        ValueError: If shapes do not match, the logits are not floating-point, the ids not int64 or
+            outside [0, V), the temperature is negative or not finite, `entropy` is none of the
+            three, or `chunk` is no whole number above 0. Of the logits nothing is read: a nan makes
+            the results at its position nan.
 
     Example:
         >>> logits, ids = torch.tensor([[[2.0, 1.0, 0.0]]]), torch.tensor([[0]])
@@ -239,14 +262,23 @@ def logprobs_and_entropy(
         >>> logprobs_and_entropy(logits, ids, temperature=0.5)[0]
         tensor([[-0.1429]])
     """
-    check_shape(logits.shape[:-1], ids=ids)
-    _check_scoring(ids, temperature, entropy)
+    _check_scores(ids, logits=logits)
+    _check_settings(temperature, entropy)
     check_values(outside(0, logits.shape[-1] - 1, ids=ids))
     return _score(logits, ids, temperature, entropy, chunk)
 
 
-def _check_scoring(ids: Tensor, temperature: float, entropy: EntropyMode) -> None:
-    check_integers(ids=ids)
+def _check_scores(ids: Tensor, **scores: Tensor) -> None:
+    """Raise `ValueError` unless the scores are floats with one dimension more than the ids."""
+    check_floats(**scores)
+    check_ids(ids=ids)
+    for name, tensor in scores.items():
+        if tensor.ndim == 0:
+            raise ValueError(f"`{name}` must have at least 1 dimension, got shape ()")
+        check_shape(tensor.shape[:-1], ids=ids)
+
+
+def _check_settings(temperature: float, entropy: EntropyMode) -> None:
     if not 0 <= temperature < math.inf:
         raise ValueError(f"`temperature`={temperature} must be finite and not negative")
     if entropy not in ("none", "detached", "grad"):
@@ -265,6 +297,14 @@ def _score(
     return logprobs.reshape(shape), None if entropy == "none" else entropies.reshape(shape)
 
 
+def _check_head(states: Tensor, logits: Tensor) -> None:
+    check_floats(head=logits)
+    if logits.ndim != 2 or len(logits) != len(states):
+        raise ValueError(
+            f"`head` returned shape {tuple(logits.shape)}, expected ({len(states)}, V)"
+        )
+
+
 def hidden_logprobs_and_entropy(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -275,7 +315,8 @@ def hidden_logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     r"""The same from hidden states h, never holding the logits of more than one chunk.
 
-    :math:`\log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}` with :math:`z = \text{head}(h_t) / \tau`.
+    :math:`\log\pi(o_t) = z_{o_t} - \log\sum_v e^{z_v}` with :math:`z = \text{head}(h_t) / \tau`,
+    for PPO's ratio (arXiv:1707.06347, section 3).
 
     Applies `head` chunk by chunk and, where a gradient is needed and there is more than one chunk,
     again in the backward pass. The peak extra memory is a few times ``chunk * V`` floats, whatever
@@ -291,11 +332,11 @@ def hidden_logprobs_and_entropy(
         chunk: Positions whose logits exist at the same time.
 
     Shapes:
-        hidden ``(*, H)``, ids ``(*)`` int64; returns as :func:`logprobs_and_entropy`.
+        hidden ``(*, H)``, ids ``(*)`` int64; returns as :func:`logprobs_and_entropy`, in nats.
 
     Raises:
-        ValueError: If shapes do not match, an id is outside [0, V), the temperature is negative
-            or not finite, or `chunk` is below 1.
+        ValueError: As :func:`logprobs_and_entropy`, and if what `head` returns is not
+            floating-point or has another shape.
 
     Example:
         >>> head = torch.nn.Linear(4, 8, bias=False)
@@ -305,14 +346,15 @@ def hidden_logprobs_and_entropy(
         tensor([[-2.0794, -2.0794, -2.0794],
                 [-2.0794, -2.0794, -2.0794]], grad_fn=<ViewBackward0>)
     """
-    check_shape(hidden.shape[:-1], ids=ids)
-    _check_scoring(ids, temperature, entropy)
+    _check_scores(ids, hidden=hidden)
+    _check_settings(temperature, entropy)
     size, checked = _chunk_size(ids.numel(), 1, chunk), False
 
     def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         nonlocal checked
         logits = head(states)
         if not checked:  # the first chunk tells the size of the vocabulary
+            _check_head(states, logits)
             check_values(outside(0, logits.shape[-1] - 1, ids=ids))
             checked = True
         return _score(logits, tokens, temperature, entropy, None)

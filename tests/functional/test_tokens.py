@@ -29,7 +29,7 @@ def test_position_ids_count_the_real_tokens(mask):
 
 def test_position_ids_of_a_left_padded_row_equal_those_alone():
     mask = torch.tensor([[0] * 7 + [1] * 4])
-    assert position_ids(mask)[0, 7:].tolist() == position_ids(torch.ones(1, 4))[0].tolist()
+    assert position_ids(mask)[0, 7:].tolist() == position_ids(torch.ones(1, 4).bool())[0].tolist()
 
 
 @PROPERTY

@@ -1,6 +1,8 @@
 """Bad input is refused with a `ValueError` that names the argument and its shape."""
 
+import re
 from functools import partial
+from inspect import signature
 
 import oracles
 import pytest
@@ -102,7 +104,7 @@ OTHERS = {
         lambda: F.length_adaptive_lambda(NEGATIVE, 0.1),
         r"lengths.*\(2,\).*1 value\(s\) outside",
     ),
-    "length nan": (lambda: F.length_adaptive_lambda(INF_R * 0, 0.1), "lengths.*non-finite"),
+    "length nan": (lambda: F.length_adaptive_lambda(INF_R * 0, 0.1), "lengths.*not whole"),
     "overlong length": (lambda: F.soft_overlong(NEGATIVE, 9, 3), r"lengths.*\(2,\)"),
     "overlong cache": (lambda: F.soft_overlong(R, 9, N), "cache"),
     "kimi length": (lambda: F.kimi_length(NEGATIVE, M[0, :2]), r"lengths.*\(2,\)"),
@@ -233,17 +235,23 @@ def test_every_function_is_exported_and_indexed():
             assert f":func:`{name}`" in F.__doc__, name
 
 
-def test_every_function_says_what_it_computes_takes_returns_and_refuses():
-    for name in F.__all__:
-        function = getattr(F, name)
-        if not name.islower() or name == "unchecked_values":
-            continue
-        missing = [
-            part
-            for part in (":math:|.. math::", "Args:", "Shapes:|Returns:", "Raises:", ">>> ")
-            if not any(option in function.__doc__ for option in part.split("|"))
-        ]
-        assert missing in ([], ["Raises:"] if name == "majority_at_k" else []), name
+PARTS = [r":math:|\.\. math::", "Args:", "Shapes:|Returns:", "Raises:", ">>> "]
+PAPER, NO_PAPER = r"arXiv:\d|Schulman|Efron", {"zero_outside", "masked_sum", "masked_mean"}
+UNITS = {
+    "nats": {"logprobs", "logits", "hidden"},
+    "unit|standard deviations": {"rewards", "step_rewards", "values"},
+    "tokens": {"lengths", "length", "max_length"},
+}
+
+
+@pytest.mark.parametrize("name", [n for n in F.__all__ if n.islower() and n != "unchecked_values"])
+def test_every_function_says_what_it_computes_takes_returns_and_refuses(name):
+    """Equation, paper, arguments, shapes, units, errors, and an example that doctest runs."""
+    function = getattr(F, name)
+    arguments, text = set(signature(function).parameters), " ".join(function.__doc__.split())
+    units = [unit for unit, of in UNITS.items() if of & arguments]
+    paper = [] if name in {*NO_PAPER, "position_ids"} else [PAPER]
+    assert [part for part in PARTS + units + paper if not re.search(part, text)] == []
 
 
 def test_every_function_has_an_oracle_of_its_name():
