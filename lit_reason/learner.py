@@ -133,9 +133,9 @@ class Learner:
     ) -> dict[str, Tensor]:
         """One optimizer step on one mini-batch.
 
-        A mini-batch in which no term counts a token on any rank, and one whose loss or gradient
-        is not finite, changes no parameter; `update/skipped_*` says so, and `update/nonfinite_*`
-        counts the latter.
+        A mini-batch in which no term weighs a token on any rank, as none is valid or `loss_weight`
+        is 0, and one whose loss or gradient is not finite, changes no parameter;
+        `update/skipped_*` says so, and `update/nonfinite_*` counts the latter.
 
         Args:
             experience: The whole rollout.
@@ -147,8 +147,8 @@ class Learner:
             Statistics of the step, each a scalar tensor.
         """
         rows = torch.cat(list(minibatch)).to(experience.rollout.rewards.device)
-        weights, counts = self._weigh(experience[rows])
-        if not bool(counts.sum()):
+        weights, counts, weighed = self._weigh(experience[rows])
+        if not bool(weighed.sum()):
             return {f"update/skipped_{self.name}": torch.ones((), device=counts.device)}
         optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
@@ -175,8 +175,8 @@ class Learner:
             f"update/nonfinite_{self.name}": (~finite).float(),
         }
 
-    def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor]:
-        """Token weights of every term, and the global (count, tokens) of each."""
+    def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Token weights of every term, its global (count, tokens), and its tokens of any weight."""
         weights, counts = {}, []
         rollout = experience.rollout
         for name, term in self.terms.items():
@@ -191,11 +191,13 @@ class Learner:
             require_tensor(f"{aggregation}: the weights", weight, mask.shape)
             require_tensor(f"{aggregation}: the count", count, ())
             weights[name] = weight * rollout.loss_weight[:, None]
-            counts += [count.to(torch.float32), mask.sum().to(torch.float32)]
+            numbers = count, mask.sum(), (weights[name] != 0).sum()
+            counts += [n.to(torch.float32) for n in numbers]
         total = torch.stack(counts)
         if self.reduce is not None:
             total = self.reduce(total)
-        return weights, total.view(-1, 2)
+        total = total.view(-1, 3)
+        return weights, total[:, :2], total[:, 2]
 
     def _loss(
         self,

@@ -5,15 +5,16 @@ import copy
 import pytest
 import torch
 
+from lit_reason import objectives
 from lit_reason.advantages import GroupRelative
 from lit_reason.aggregation import SequenceMean
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.learner import Learner, Update, _buckets
 from lit_reason.networks import policy_outputs
-from lit_reason.objectives import KLToReference, PositiveExampleLM
+from lit_reason.objectives import KLToReference, LossTerm, PositiveExampleLM
 from lit_reason.verdict import Verdict
-from tests.conftest import demonstrations
+from tests.conftest import SMALL, demonstrations, fit, tiny
 from tests.steps import (
     AGGREGATIONS,
     TERMS,
@@ -131,6 +132,40 @@ def test_the_first_ratio_is_exactly_one_in_bfloat16(backbone):
     assert stats["policy/clip_fraction_low"] == stats["policy/clip_fraction_high"] == 0
 
 
+def test_the_first_mini_batch_of_a_run_has_ratio_one(monkeypatch):
+    """Through the trainer, two mini-batches of ragged micro-batches: old and new are scored alike.
+
+    On an accelerator the last digits of a row depend on what is scored with it. Here that is made
+    certain, and large: another partition than the one that was annotated moves every ratio.
+    """
+    same, steps, surrogate, update = [], [], objectives.clipped_surrogate, Learner.update
+
+    def score(network, micro, *rest):
+        outputs = policy_outputs(network, micro, *rest)
+        shift = 1e-3 * (micro.response_ids.sum() % 17) * micro.response_mask
+        return outputs._replace(logprobs=outputs.logprobs + shift)
+
+    def compare(logprobs, old_logprobs, *rest):
+        same.append(torch.equal(logprobs.detach(), old_logprobs))
+        return surrogate(logprobs, old_logprobs, *rest)
+
+    def record(self, *args):
+        steps.append(update(self, *args))
+        return steps[-1]
+
+    monkeypatch.setattr("lit_reason.module.policy_outputs", score)
+    monkeypatch.setattr(objectives, "clipped_surrogate", compare)
+    monkeypatch.setattr(Learner, "update", record)
+    fit(*tiny("grpo"), *SMALL, "--model.actor_optimizer.init_args.lr=1e-3")
+    assert len(steps) == 4  # two rollouts of two mini-batches of two micro-batches
+    assert same == [True, True, False, False] * 2
+    for first in steps[::2]:
+        assert first["policy/ratio"] == 1
+        assert first["policy/approx_kl"] == 0
+        assert first["policy/clip_fraction_low"] == first["policy/clip_fraction_high"] == 0
+        assert first["policy/tokens"] > 8
+
+
 def test_a_first_loss_of_zero_still_has_a_gradient(backbone):
     """B16: equal lengths and a balanced group give loss 0, which is not a dead run."""
     rollout = demonstrations(backbone, groups=1, size=4)
@@ -161,6 +196,91 @@ def test_a_mini_batch_without_a_token_changes_nothing_and_is_counted(backbone, n
     after = getattr(module, network).state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert not optimizer.state
+
+
+def updated(module, network, experience, minibatch):
+    """Statistics of a real optimizer step that also decays weights, and whether any changed."""
+    before = copy.deepcopy(getattr(module, network).state_dict())
+    optimizer = torch.optim.AdamW(getattr(module, network).parameters(), lr=0.1, weight_decay=0.5)
+    learner = module.learners()[network]
+    stats = learner.update(experience, minibatch, optimizer, torch.Tensor.backward)
+    after = getattr(module, network).state_dict()
+    return stats, any(not torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("network", ["actor", "critic"])
+def test_a_mini_batch_that_weighs_nothing_changes_nothing_and_is_counted(backbone, network):
+    """Weight decay alone would move every parameter."""
+    module = build(backbone, TERMS["all"])
+    experience = experience_of(module, demonstrations(backbone))
+    experience.rollout.loss_weight[:8] = 0.0
+    rows = torch.arange(16)
+    stats, changed = updated(module, network, experience, list(rows[:8].split(4)))
+    assert stats == {f"update/skipped_{network}": 1}
+    assert not changed
+    stats, changed = updated(module, network, experience, list(rows[4:12].split(4)))
+    assert stats[f"update/skipped_{network}"] == 0
+    assert changed
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_row_of_weight_zero_stays_in_the_normaliser(backbone, aggregation):
+    """As if its advantages were 0, and unlike a row that is masked."""
+    module = build(backbone, aggregation=aggregation)
+    experience = experience_of(module, demonstrations(backbone))
+    shift_weights(module)
+    generator = torch.Generator().manual_seed(0)
+    experience.advantages = torch.randn(experience.advantages.shape, generator=generator)
+    whole = step(module, experience, "actor", 4)
+    experience.rollout.loss_weight[:4] = 0.0
+    weighed = step(module, experience, "actor", 4)
+    experience.rollout.loss_weight[:4] = 1.0
+    experience.advantages[:4] = 0.0
+    stats, gradient = step(module, experience, "actor", 4)
+    torch.testing.assert_close(weighed[0]["loss/policy"], stats["loss/policy"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(weighed[1], gradient, atol=1e-6, rtol=0)
+    assert (weighed[1] - whole[1]).norm() > 1e-3
+    assert weighed[0]["policy/tokens"] == whole[0]["policy/tokens"]
+
+
+class OnlyPadding(LossTerm):
+    """Counts what the policy term does not."""
+
+    uses_advantages = False
+
+    def mask(self, experience):
+        return ~experience.rollout.loss_mask
+
+    def loss(self, experience, outputs):
+        return outputs.logprobs.square() + outputs.logprobs
+
+
+def test_a_mini_batch_that_only_a_later_term_counts_is_stepped(backbone):
+    module = build(backbone)
+    module.terms = {"padding": OnlyPadding(aggregation=SequenceMean())}
+    experience = experience_of(module, demonstrations(backbone))
+    experience.rollout.loss_mask[:] = False
+    stats, changed = updated(module, "actor", experience, [torch.arange(16)])
+    assert stats["policy/tokens"] == stats["update/skipped_actor"] == 0
+    assert stats["padding/tokens"] > 0
+    assert changed
+
+
+def test_statistics_of_a_single_token_are_that_tokens(backbone):
+    module = build(backbone)
+    experience = experience_of(module, demonstrations(backbone))
+    shift_weights(module)
+    for mask in (experience.rollout.loss_mask, experience.rollout.value_mask):
+        mask[:] = False
+        mask[3, 1] = True
+    experience.advantages[3, 1] = 1.0
+    ratio = policy_outputs(module.actor, experience.rollout).logprobs - experience.old_logprobs
+    stats, _ = step(module, experience, "actor", 4)
+    assert stats["policy/tokens"] == 1
+    torch.testing.assert_close(stats["policy/ratio"], ratio[3, 1].exp().detach())
+    experience.values[3, 1], experience.returns[3, 1] = -9.0, 0.0
+    stats, _ = step(module, experience, "critic", 4)
+    assert stats["value/clip_fraction"] == 1
 
 
 def test_fully_masked_rows_have_no_effect(backbone):
@@ -295,6 +415,21 @@ def test_the_positive_example_term_reads_the_verdict_and_only_correct_responses(
     expected = -logprobs.sum() / rollout.lengths[3]
     torch.testing.assert_close(stats["loss/positive_lm"], expected.detach(), atol=1e-6, rtol=1e-5)
     assert stats["positive_lm/tokens"] == rollout.lengths[3]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_positive_example_term_counts_tokens_whatever_the_policy_does(backbone, aggregation):
+    """VAPO Eq. 9 divides by the tokens of all correct responses, of uneven lengths here."""
+    module = build(backbone, {"positive_lm": PositiveExampleLM(1.0)}, aggregation)
+    rollout = demonstrations(backbone)
+    rollout.correct[:] = False
+    rollout.correct[[0, 3, 6]] = True
+    lengths = rollout.lengths[rollout.correct]
+    assert len(set(lengths.tolist())) > 1
+    stats, _ = step(module, experience_of(module, rollout), "actor", 4)
+    logprobs = policy_outputs(module.actor, rollout).logprobs[rollout.correct]
+    expected = -logprobs.sum() / lengths.sum()
+    torch.testing.assert_close(stats["loss/positive_lm"], expected.detach(), atol=1e-6, rtol=1e-5)
 
 
 def test_kl_to_the_reference_falls(backbone):
