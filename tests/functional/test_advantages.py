@@ -194,6 +194,7 @@ def test_equal_lambdas_make_decoupling_vanish_and_tensor_equals_scalar():
 def test_no_gradient_flows():
     rewards, values = R.clone().requires_grad_(), V.clone().requires_grad_()
     assert not gae(rewards, values, ALL).requires_grad
+    assert not kl_penalised_rewards(rewards, values, values, ALL, 0.1).requires_grad
 
 
 def test_half_precision_inputs_are_summed_in_float32():

@@ -97,6 +97,15 @@ def test_b09_token_mean_over_micro_batches():
     torch.testing.assert_close(whole.grad, mask / 8)
 
 
+@pytest.mark.parametrize("length", [257, 2049, 70001])
+def test_long_responses_are_counted_to_the_token(length):
+    """Half precision counts to 2048, bfloat16 to 256; both then stand still."""
+    mask, ids = torch.ones(1, length, dtype=torch.bool), torch.zeros(1).long()
+    assert token_weights(mask)[1] == length
+    for weights in (sequence_weights(mask)[0], prompt_weights(mask, ids)[0]):
+        assert (weights == 1 / torch.tensor(length, dtype=torch.float32)).all()
+
+
 def test_naive_accumulation_differs_from_the_token_mean():
     naive = sum(token_mean(LOSS[i : i + 1], MASK[i : i + 1]) for i in (0, 1)) / 2
     assert naive.item() == approx(0.5)

@@ -38,7 +38,7 @@ def test_j01_is_not_the_biased_formula():
 
 @pytest.mark.parametrize(("n", "c", "k"), [(3, 1, 5), (3, 1, 0), (3, 4, 1), (3, -1, 1)])
 def test_j01_impossible_counts_are_errors(n, c, k):
-    with pytest.raises(ValueError, match="must lie in"):
+    with pytest.raises(ValueError, match=r"`[ck]`=.* must"):
         pass_at_k(n, c, k)
 
 
@@ -108,6 +108,12 @@ def test_classes_are_those_of_the_definition(problems, k, generator):
     correct = torch.rand(problems, k, generator=generator) < 0.5
     want = oracles.majority_of_classes(classes, correct)
     torch.testing.assert_close(majority_of_classes(classes, correct).double(), want)
+
+
+def test_answers_that_cast_no_vote_earn_nothing_whatever_their_verdict():
+    classes = torch.tensor([[-1, -1], [-1, 4]])
+    correct = torch.tensor([[True, True], [True, False]])
+    assert majority_of_classes(classes, correct).tolist() == [0, 0]
 
 
 def test_a_class_that_was_judged_both_ways_counts_in_part():

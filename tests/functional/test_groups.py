@@ -116,6 +116,33 @@ def test_differences_above_the_tolerance_are_kept():
     assert (one_group([1.0, 1.0 - 1 / 4096], tolerance=1e-3) == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("rewards", "differ"),
+    [
+        ([1e-7, 5e-7], False),  # relative to 1 where rewards are smaller than that
+        ([0.0, 9e-7], False),
+        ([0.0, 1.2e-6], True),
+        ([0.0, -1.2e-6], True),
+        ([100.0, 100.0 + 9e-5], False),  # relative to the largest above
+        ([-100.0, -100.0 - 9e-5], False),
+        ([100.0, 100.0 + 1.2e-4], True),
+    ],
+)
+def test_what_counts_as_no_difference_is_relative_to_the_rewards_but_at_least_to_one(
+    rewards, differ
+):
+    got = one_group(torch.tensor(rewards, dtype=torch.float64), eps=0.0)
+    close(got.abs(), [0.5**0.5 if differ else 0.0] * 2)
+
+
+def test_advantages_carry_no_gradient():
+    rewards = torch.tensor([1.0, 0.0], requires_grad=True)
+    mask, ids = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2).long()
+    assert not group_relative(rewards, ids).requires_grad
+    assert not group_relative(rewards, ids, scale_by_std=False).requires_grad
+    assert not group_relative_process(rewards[:, None], mask, mask, ids).requires_grad
+
+
 def test_b01_one_deviating_member_keeps_its_signal():
     got = one_group([0.35] * 7 + [0.0])
     assert torch.isfinite(got).all()

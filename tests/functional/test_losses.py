@@ -163,6 +163,31 @@ def test_extreme_log_ratios_stay_finite(gap):
     assert torch.isfinite(grad).all()
 
 
+def test_log_ratios_are_clamped_on_both_sides():
+    """Beyond ±20 the ratio is e^±20 and nothing flows; inside, gradient and ratio are exact."""
+    logprobs = torch.tensor([-25.0, -19.0, 19.0, 25.0], dtype=torch.float64, requires_grad=True)
+    old = torch.zeros_like(logprobs)
+    loss = clipped_surrogate(logprobs, old, torch.ones_like(old), math.inf, math.inf)
+    (grad,) = torch.autograd.grad(loss.sum(), logprobs)
+    want = [-math.exp(d) for d in (-20, -19, 19, 20)]
+    torch.testing.assert_close(loss, torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(grad[1:3], loss[1:3].detach(), rtol=1e-12, atol=0)
+    assert grad[0] == grad[3] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [kl_k1, kl_k2, kl_k3, clipped_surrogate, value_loss, nll])
+def test_half_precision_is_widened_before_any_arithmetic(function, dtype):
+    """-0.1 minus -5.3 is no number of bfloat16, and neither is what follows from it."""
+    generator = torch.Generator().manual_seed(0)
+    count = {clipped_surrogate: 3, nll: 1}.get(function, 2)
+    half = [(-3 * torch.rand(50, generator=generator)).to(dtype) for _ in range(count)]
+    got = function(*half)
+    assert got.dtype == torch.float32
+    want = function(*[x.double() for x in half])
+    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-6)
+
+
 def test_constants_receive_no_gradient():
     x, y, z = (torch.randn(3, requires_grad=True) for _ in range(3))
     clipped_surrogate(x, y, z).sum().backward()

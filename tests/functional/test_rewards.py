@@ -61,6 +61,11 @@ def test_kimi_golden_values():
     assert kimi_length(torch.tensor([7, 7]), right[:2]).tolist() == [0, 0]
 
 
+def test_kimi_of_lengths_one_token_apart():
+    lengths, right = torch.tensor([4, 3]), torch.ones(2, dtype=torch.bool)
+    assert kimi_length(lengths, right).tolist() == [-0.5, 0.5]
+
+
 @PROPERTY
 @given(st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=1, max_size=8))
 def test_kimi_equals_the_loops(samples):

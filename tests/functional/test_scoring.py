@@ -68,17 +68,22 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda x: logprobs_and_entropy(x, ids, 0.7, "grad", 2), logits)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_low_precision_logits_are_scored_in_float32(dtype):
+def test_low_precision_logits_are_scored_in_float32(dtype, temperature):
+    """Also divided by the temperature: logits / 0.7 is no number of half precision."""
     logits, ids = problem(2, 4, 50, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logp, entropy = logprobs_and_entropy(logits, ids, 1.0, "detached")
-    want = plain(logits.double(), ids)
+        logp, entropy = logprobs_and_entropy(logits, ids, temperature, "grad")
+    want = plain(logits.double(), ids, temperature)
     assert logp.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logp.double(), want[0], rtol=0, atol=2e-6)
     torch.testing.assert_close(entropy.double(), want[1], rtol=0, atol=2e-6)
-    logp.sum().backward()
-    assert logits.grad.dtype == dtype
+    (grad,) = torch.autograd.grad((logp + entropy).sum(), logits)
+    assert grad.dtype == dtype
+    (exact,) = torch.autograd.grad((want[0] + want[1]).sum(), logits)
+    step = torch.finfo(dtype).eps  # of the rounding to the type of the logits, which comes last
+    torch.testing.assert_close(grad, exact, rtol=step, atol=2e-6)
 
 
 def test_strided_logits_and_other_ranks():
