@@ -20,10 +20,14 @@ from lit_reason.functional import (
     sequence_weights,
     token_weights,
     value_loss,
+    zero_outside,
 )
 
 B, T, V, H = 8, 7, 6, 5
+NAN = float("nan")
 LENGTHS = [7, 3, 1, 0, 5, 2, 4, 6]
+
+GIVEN = ["old", "advantages", "returns", "old_values"]  # of each token, known before the update
 
 AGGREGATIONS = {
     "token": lambda mask, ids: token_weights(mask),
@@ -82,19 +86,26 @@ def heads():
     return {k: torch.randn(*s, generator=g).requires_grad_() for k, s in shapes.items()}
 
 
-def step(batches, term, aggregation, heads, micro):
-    """One optimiser step's loss and gradients: `batches` are ranks, each split in micro-batches."""
+def step(batches, term, aggregation, heads, micro, poison=0.0):
+    """One optimiser step's loss and gradients: `batches` are ranks, each split in micro-batches.
+
+    What the batch says of masked tokens passes `zero_outside`; `poison` is added to their losses.
+    """
     pairs = [AGGREGATIONS[aggregation](b["mask"], b["group_ids"]) for b in batches]
     count = sum(c for _, c in pairs)  # what the all-reduce yields
     used = heads["value" if term.startswith("value") else "policy"]
-    loss, grad = 0.0, torch.zeros_like(used)
+    total, grad = 0.0, torch.zeros_like(used)
     for b, (weights, _) in zip(batches, pairs, strict=True):
         for start in range(0, len(weights), micro):
             part = {k: v[start : start + micro] for k, v in b.items()}
-            out = aggregate(TERMS[term](part, heads), weights[start : start + micro], count)
-            loss += out.item()
+            mask = part["mask"]
+            clean = {k: zero_outside(part[k], mask) for k in GIVEN}
+            loss = TERMS[term]({**part, **clean}, heads)
+            loss = loss + torch.where(mask, 0.0, poison)
+            out = aggregate(loss, weights[start : start + micro], count)
+            total += out.item()
             grad += torch.autograd.grad(out, used)[0]
-    return torch.tensor(loss), grad
+    return torch.tensor(total), grad
 
 
 def same(a, b):
@@ -143,15 +154,21 @@ def test_ranks(batch, heads, term, aggregation):
 @terms
 @pytest.mark.parametrize(("left", "right"), [(3, 0), (0, 4), (2, 2)])
 def test_padding(batch, heads, term, aggregation, left, right):
-    """Padding holds arbitrary ids and features, and nan wherever a loss is merely weighted."""
+    """Padding holds arbitrary ids and features, which a network reads; all else in it is nan.
+
+    `zero_outside` takes the nan out of what is given, and `aggregate` ignores it in the losses.
+    """
 
     def pad(name, x):
-        fill = {"mask": False, "ids": 1, "hidden": 7.7, "old": -30.0}.get(name, 1e6)
+        fill = {"mask": False, "ids": 1, "hidden": 7.7}.get(name, NAN)
         columns = [x.new_full((B, n, *x.shape[2:]), fill) for n in (left, right)]
         return torch.cat([columns[0], x, columns[1]], 1)
 
     padded = {k: v if k == "group_ids" else pad(k, v) for k, v in batch.items()}
-    same(step([padded], term, aggregation, heads, B), step([batch], term, aggregation, heads, B))
+    assert padded["old"].isnan().any()
+    whole = step([batch], term, aggregation, heads, B)
+    same(step([padded], term, aggregation, heads, B, NAN), whole)
+    same(step([padded], term, aggregation, heads, 3, NAN), whole)
 
 
 @every
