@@ -115,23 +115,62 @@ def _row_means(loss, mask):
     return (loss * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def verl_token_mean(loss, mask):
-    """Sum over the tokens of the mini-batch by their number: also TRL dapo, NeMo and OpenRLHF."""
-    return (loss * mask).sum() / mask.sum()
+def verl_token_mean(loss, mask, tokens=None):
+    """Sum over the tokens by the number of tokens of the whole mini-batch, which the engine passes.
+
+    NeMo RL and OpenRLHF alike.
+    """
+    return (loss * mask).sum() / (mask.sum() if tokens is None else tokens)
 
 
-def verl_seq_mean_token_mean(loss, mask):
-    """Mean over all rows, including fully masked ones: also TRL's `grpo`."""
+def verl_token_mean_2025(loss, mask):
+    """Before there was a global count: of each micro-batch, and never 0/0."""
+    return (loss * mask).sum() / (mask.sum() + 1e-8)
+
+
+def verl_seq_mean_token_mean(loss, mask, rows=None):
+    """Mean over rows with a token, unless a number of rows is passed, as the engine does."""
+    used = (mask.sum(1) > 0).sum()
+    return _row_means(loss, mask).sum() / (used if rows is None else rows)
+
+
+def verl_seq_mean_token_mean_2025(loss, mask):
+    """Mean over all rows; the mean of a row without a token is 0/0."""
+    return ((loss * mask).sum(1) / mask.sum(1)).mean()
+
+
+def verl_seq_mean_token_sum(loss, mask, rows=None):
+    used = (mask.sum(1) > 0).sum()
+    return (loss * mask).sum() / (used if rows is None else rows)
+
+
+def verl_seq_mean_token_sum_norm(loss, mask, scale=None, rows=None):
+    """The former, divided by a constant; by the padded width where none is configured."""
+    return verl_seq_mean_token_sum(loss, mask, rows) / (mask.shape[1] if scale is None else scale)
+
+
+def verl_seq_mean_token_sum_norm_2025(loss, mask, scale=None):
+    """In spite of its name not a mean over rows."""
+    return (loss * mask).sum() / (mask.shape[1] if scale is None else scale)
+
+
+def trl_grpo(loss, mask):
+    """Mean over all rows, those without a token included."""
     return _row_means(loss, mask).mean()
 
 
-def verl_seq_mean_token_sum(loss, mask):
-    return (loss * mask).sum(1).mean()
+def trl_bnpo(loss, mask):
+    """By the tokens of this micro-batch; the micro-batches are then averaged."""
+    return (loss * mask).sum() / mask.sum().clamp(min=1)
 
 
-def verl_seq_mean_token_sum_norm(loss, mask):
-    """Sum over all tokens by the padded width, in spite of its name not a mean over rows."""
-    return (loss * mask).sum() / mask.shape[1]
+def trl_dapo(loss, mask, generated, share):
+    """By the tokens of the generation batch, times the share of it that one optimizer step takes.
+
+    Before the correction of 2026 the share was left out, so that a step of half the batch took half
+    a gradient.
+    """
+    return (loss * mask).sum() / (max(generated, 1) * share)
 
 
 def trl_dr_grpo(loss, mask, max_length):
@@ -149,6 +188,12 @@ def verl_kl(logprobs, ref, kind):
         return 0.5 * (logprobs - ref) ** 2
     d = (ref - logprobs).clamp(-20, 20)
     return (d.exp() - d - 1).clamp(-10, 10)
+
+
+def verl_k3_plus(logprobs, ref):
+    """The value of k3 with the gradient of k2, on request."""
+    k2 = verl_kl(logprobs, ref, "k2")
+    return verl_kl(logprobs, ref, "k3").detach() + (k2 - k2.detach())
 
 
 def trl_k3(logprobs, ref):

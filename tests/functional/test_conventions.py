@@ -23,6 +23,7 @@ from lit_reason.functional import (
     sequence_weights,
     soft_overlong,
     token_mean,
+    token_weights,
     value_loss,
 )
 
@@ -160,31 +161,70 @@ EMPTY_ROW = RIGHT & (torch.arange(B) != 3)[:, None]
 
 def test_aggregation_equals_verl_and_trl(g):
     loss, m = random(g, B, T), RIGHT.double()
-    equal(token_mean(loss, RIGHT), theirs.verl_token_mean(loss, m))
-    equal32(sequence_mean(loss, RIGHT), theirs.verl_seq_mean_token_mean(loss, m))
+    for theirs_token in (theirs.verl_token_mean, theirs.verl_token_mean_2025, theirs.trl_bnpo):
+        equal(token_mean(loss, RIGHT), theirs_token(loss, m), 1e-9)
+    for theirs_row in (theirs.verl_seq_mean_token_mean, theirs.trl_grpo):
+        equal32(sequence_mean(loss, RIGHT), theirs_row(loss, m))
+    equal32(sequence_mean(loss, RIGHT), theirs.verl_seq_mean_token_mean_2025(loss, m))
     equal32(constant_mean(loss, RIGHT, 1), theirs.verl_seq_mean_token_sum(loss, m))
     equal32(constant_mean(loss, RIGHT, 40), theirs.trl_dr_grpo(loss, m, 40))
-    scaled = aggregate(loss, constant_weights(RIGHT, T)[0], 1)
-    equal32(scaled, theirs.verl_seq_mean_token_sum_norm(loss, m))
+    equal32(constant_mean(loss, RIGHT, T), theirs.verl_seq_mean_token_sum_norm(loss, m))
+    equal32(constant_mean(loss, RIGHT, 40), theirs.verl_seq_mean_token_sum_norm(loss, m, 40))
+
+
+def test_verls_norm_was_the_mean_times_the_number_of_rows(g):
+    loss, m = random(g, B, T), RIGHT.double()
+    want = theirs.verl_seq_mean_token_sum_norm_2025(loss, m)
+    equal32(aggregate(loss, constant_weights(RIGHT, T)[0], 1), want)
+    equal32(B * constant_mean(loss, RIGHT, T), want)
 
 
 def test_rows_without_tokens_counted_as_theirs_by_passing_the_count(g):
-    """verl and TRL divide by all rows; ours by rows with a token, unless given their count."""
+    """TRL and verl's engine divide by all rows; ours, and verl's default, by those with a token."""
     loss, m = random(g, B, T), EMPTY_ROW.double()
-    want = theirs.verl_seq_mean_token_mean(loss, m)
     weights, count = sequence_weights(EMPTY_ROW)
-    equal32(aggregate(loss, weights, B), want)
     assert count == B - 1
-    assert not torch.isclose(aggregate(loss, weights, count), want)
-    weights, _ = constant_weights(EMPTY_ROW, 40)
-    want = theirs.trl_dr_grpo(loss, m, 40)
-    equal32(aggregate(loss, weights, B), want)
+    ours, all_rows = aggregate(loss, weights, count), aggregate(loss, weights, B)
+    assert not torch.isclose(ours, all_rows)
+    equal32(ours, theirs.verl_seq_mean_token_mean(loss, m))
+    equal32(all_rows, theirs.verl_seq_mean_token_mean(loss, m, rows=B))
+    equal32(all_rows, theirs.trl_grpo(loss, m))
+    assert theirs.verl_seq_mean_token_mean_2025(loss, m).isnan()
+    weights, count = constant_weights(EMPTY_ROW, 40)
+    equal32(aggregate(loss, weights, B), theirs.trl_dr_grpo(loss, m, 40))
+    equal32(aggregate(loss, weights, B), theirs.verl_seq_mean_token_sum_norm(loss, m, 40, rows=B))
+    equal32(aggregate(loss, weights, count), theirs.verl_seq_mean_token_sum_norm(loss, m, 40))
 
 
-def test_no_valid_token_is_zero_for_us_and_nan_for_verl(g):
+def test_no_valid_token_is_zero_for_us_and_trl_and_nan_for_verl(g):
     loss, nothing = random(g, B, T), torch.zeros(B, T, dtype=torch.bool)
-    assert theirs.verl_token_mean(loss, nothing.double()).isnan()
+    m = nothing.double()
+    assert theirs.verl_token_mean(loss, m).isnan()
+    assert theirs.verl_token_mean_2025(loss, m) == 0
+    assert theirs.trl_dapo(loss, m, 0, 1) == theirs.trl_bnpo(loss, m) == 0
     assert token_mean(loss, nothing) == 0
+
+
+def test_trls_dapo_counts_the_generation_batch_and_ours_the_optimizer_step(g):
+    """Two steps on halves of one generation batch; with one step there is no difference."""
+    loss, m, tokens = random(g, B, T), RIGHT.double(), int(RIGHT.sum())
+    equal(token_mean(loss, RIGHT), theirs.trl_dapo(loss, m, tokens, 1.0))
+    for rows in ([0, 1, 3], [2, 4, 5]):
+        weights, count = token_weights(RIGHT[rows])
+        assert count != tokens / 2
+        for share in (0.5, 1.0):  # with and before the correction
+            want = theirs.trl_dapo(loss[rows], m[rows], tokens, share)
+            equal(aggregate(loss[rows], weights, tokens * share), want)
+
+
+def test_means_of_micro_batch_means_are_not_offered(g):
+    """TRL's bnpo averages them, verl's value loss added them until it took the global count."""
+    loss, m = random(g, B, T), RIGHT.double()
+    means = [theirs.trl_bnpo(loss[i : i + 2], m[i : i + 2]) for i in range(0, B, 2)]
+    assert not torch.isclose(sum(means) / 3, token_mean(loss, RIGHT))
+    assert not torch.isclose(sum(means), token_mean(loss, RIGHT))
+    parts = [theirs.verl_token_mean(loss[i : i + 2], m[i : i + 2], m.sum()) for i in range(0, B, 2)]
+    equal(sum(parts), token_mean(loss, RIGHT))
 
 
 # ---- KL, value, length --------------------------------------------------------------------------
@@ -197,6 +237,14 @@ def test_kl_estimators_equal_verl_and_trl(g):
     for kind, ours in (("k1", kl_k1), ("k2", kl_k2), ("k3", kl_k3)):
         equal(ours(logprobs, ref)[small], theirs.verl_kl(logprobs, ref, kind)[small])
     equal(kl_k3(logprobs, ref), theirs.trl_k3(logprobs, ref))
+
+
+def test_k3_plus_has_the_gradient_of_k2(g):
+    logprobs, ref = random(g, B, T).requires_grad_(), random(g, B, T)
+    plus = theirs.verl_k3_plus(logprobs, ref)
+    equal(plus, theirs.verl_kl(logprobs, ref, "k3"))
+    grads = [torch.autograd.grad(x.sum(), logprobs)[0] for x in (plus, kl_k2(logprobs, ref))]
+    equal(*grads)
 
 
 def test_value_loss_equals_theirs(g):
