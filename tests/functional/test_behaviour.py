@@ -1,4 +1,4 @@
-"""VC-PPO's value initialisation bias, and its cure, in a toy small enough to see why."""
+"""VC-PPO's value initialisation bias and DAPO's Clip-Higher, in toys small enough to see why."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch.nn.functional import logsigmoid
 from lit_reason.functional import (
     clipped_surrogate,
     gae,
+    group_relative,
     masked_mean,
     outcome_to_tokens,
     token_mean,
@@ -107,3 +108,60 @@ def test_value_pretraining_flattens_the_advantages_and_keeps_the_length(toy):
     before = toy.length()
     toy.train_policy(40)
     assert toy.length() > 0.85 * before
+
+
+# ---- DAPO's Clip-Higher -------------------------------------------------------------------------
+
+STATES, SEEDS, GROUP, EPOCHS, ACTIONS = 64, 20, 16, 4, 8
+
+
+def entropies(chances, rewards, clip_high, updates=20):
+    """(updates + 1, seeds): mean entropy over the states of a tabular policy, before each rollout.
+
+    Every state has its own logits, a group of samples a rollout, rewards of 0 or 1 with the chance
+    `rewards` of the action, and a few epochs of gradient steps of 1 over the same samples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    states, measured = STATES * SEEDS, []
+    logits = torch.tensor(chances).log().repeat(states, 1).requires_grad_()
+    rewards, ids = torch.tensor(rewards), torch.arange(states).repeat_interleave(GROUP)
+    for _ in range(updates + 1):
+        policy = logits.detach().log_softmax(-1)
+        measured.append(-(policy.exp() * policy).sum(-1).view(SEEDS, STATES).mean(1))
+        actions = torch.multinomial(policy.exp(), GROUP, replacement=True, generator=generator)
+        right = torch.rand(actions.shape, generator=generator) < rewards[actions]
+        advantages = group_relative(right.flatten(), ids).view(states, GROUP)
+        old = policy.gather(1, actions)
+        for _ in range(EPOCHS):
+            new = logits.log_softmax(-1).gather(1, actions)
+            loss = clipped_surrogate(new, old, advantages, 0.2, clip_high).mean(1).sum()
+            (gradient,) = torch.autograd.grad(loss, logits)
+            logits.data -= gradient
+    return torch.stack(measured)
+
+
+def gain(chances, rewards):
+    """Entropy at .2/.28 minus entropy at .2/.2 after each update, in standard errors."""
+    low, high = (entropies(chances, rewards, clip) for clip in (0.2, 0.28))
+    error = ((low.var(1) + high.var(1)) / SEEDS).sqrt()
+    return (high.mean(1) - low.mean(1)) / error, low.mean(1)
+
+
+def test_clip_higher_keeps_entropy_where_a_habit_hides_a_rare_better_action():
+    """DAPO 3.1: a bound of 1.2 does not restrain p = .9, and holds p = .02 to .024 a rollout.
+
+    The habit is right half of the time, the rare action always, the six others never. The habit
+    grows by chance and entropy decays; the rare action, once sampled, gets further with .28.
+    """
+    rest = (1 - 0.92) / (ACTIONS - 2)
+    scores, entropy = gain([0.9, *[rest] * (ACTIONS - 2), 0.02], [0.5, *[0.0] * (ACTIONS - 2), 1.0])
+    assert (entropy[[5, 10, 15, 20]].diff() < 0.005).all()
+    assert entropy[15] < 0.7 * entropy[0]
+    assert (scores[[5, 10, 15, 20]] > 3).all()
+
+
+def test_clip_higher_loses_entropy_sooner_where_nothing_has_to_be_found():
+    """A uniform policy samples the best action at once: a wider bound only learns faster."""
+    scores, entropy = gain([1 / ACTIONS] * ACTIONS, [0.5, *[0.0] * (ACTIONS - 2), 1.0])
+    assert entropy[20] < 0.1 * entropy[0]
+    assert (scores[[5, 10]] < -3).all()
