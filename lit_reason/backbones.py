@@ -6,7 +6,6 @@ the package, `Scratch` a new decoder over a character alphabet (what the cold st
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from functools import cached_property
 from importlib.resources import files
@@ -15,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,9 +25,11 @@ from transformers import (
     Qwen2Config,
 )
 
+from lit_reason.critics import check_critic_init, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.gguf import check_gguf, plain_copy
 from lit_reason.networks import ValueModel
+from lit_reason.tokenizer import tokenizer_class
 
 ASSETS = Path(str(files("lit_reason") / "assets"))
 
@@ -39,16 +39,14 @@ class Backbone(ABC):
 
     Args:
         critic_init: Where the critic starts: "policy" (the actor's weights and a zero head),
-            "random" (fresh weights and a zero head), or a folder that `ValueWarmup` saved.
+            "random" (fresh weights and a zero head), a folder that `ValuePretraining` or
+            `ValueWarmup` saved, or a reward model (folder or hub id of a sequence-classification
+            model with one label, of the same architecture).
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
     """
 
     def __init__(self, critic_init: str = "policy", gradient_checkpointing: bool = False) -> None:
-        if critic_init not in ("policy", "random") and not Path(critic_init, CRITIC_FILE).is_file():
-            raise ConfigError(
-                f"model.backbone.critic_init={critic_init}: neither 'policy' nor 'random', nor a "
-                f"folder that holds {CRITIC_FILE} (ValueWarmup writes one)"
-            )
+        check_critic_init(critic_init)
         self.critic_init = critic_init
         self.gradient_checkpointing = gradient_checkpointing
 
@@ -108,8 +106,7 @@ class Backbone(ABC):
         critic = ValueModel(base).train()
         if self.gradient_checkpointing:
             _recompute_activations(critic.base)
-        if self.critic_init not in ("policy", "random"):
-            load_critic(critic, Path(self.critic_init))
+        start_critic(critic, self.critic_init, self.tokenizer)
         return critic
 
     def reference(self) -> PreTrainedModel:
@@ -190,18 +187,7 @@ class Pretrained(Backbone):
             ) from error
 
     def _load_tokenizer(self) -> Any:
-        return self._load(PreTrainedTokenizerFast if self._is_generic() else AutoTokenizer)
-
-    def _is_generic(self) -> bool:
-        """Whether the tokenizer's file is all there is to it.
-
-        `AutoTokenizer` would take the class of the model type, and with it another algorithm.
-        """
-        file = Path(self.path, "tokenizer_config.json")
-        if self.gguf_file is not None or not file.is_file():
-            return False
-        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
-        return named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        return self._load(AutoTokenizer if self.gguf_file else tokenizer_class(self.path))
 
     def _load_config(self) -> PreTrainedConfig:
         return self._load(AutoConfig)
@@ -336,31 +322,3 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-
-
-CRITIC_FILE = "critic.safetensors"
-
-
-def save_critic(critic: nn.Module, folder: Path) -> None:
-    """Writes the critic's weights where `critic_init=FOLDER` finds them."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in critic.state_dict().items()}, folder / CRITIC_FILE)
-
-
-def load_critic(critic: nn.Module, folder: Path) -> None:
-    """Reads what `save_critic` wrote.
-
-    Raises:
-        ConfigError: The file holds another architecture.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        critic.load_state_dict(load_file(folder / CRITIC_FILE))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"model.backbone.critic_init={folder}: its weights are of another architecture than "
-            f"the backbone's; {json.dumps(str(error).splitlines()[0])}"
-        ) from error

@@ -16,10 +16,9 @@ from lit_reason.backbones import (
     Pretrained,
     Scratch,
     character_tokenizer,
-    load_critic,
-    save_critic,
 )
 from lit_reason.batch import Prompt
+from lit_reason.critics import save_critic
 from lit_reason.encoding import encode_prompt, encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.module import ReasonModule
@@ -169,7 +168,7 @@ def test_a_saved_critic_is_another_runs_start(llama, tmp_path):
     with torch.no_grad():
         for p in critic.parameters():
             p.add_(torch.randn_like(p), alpha=0.1)
-    save_critic(critic, tmp_path / "critic")
+    save_critic(critic, tmp_path / "critic", Bundled().tokenizer)
     again = Pretrained(llama, critic_init=str(tmp_path / "critic")).critic()
     rollout = demonstrations(Bundled())
     assert torch.equal(state_values(critic, rollout), state_values(again, rollout))
@@ -177,13 +176,13 @@ def test_a_saved_critic_is_another_runs_start(llama, tmp_path):
 
 
 def test_a_critic_of_another_size_is_refused_in_one_line(llama, tmp_path):
-    save_critic(Scratch(ALPHABET).critic(), tmp_path)
+    save_critic(Scratch(ALPHABET).critic(), tmp_path, Pretrained(llama).tokenizer)
     with pytest.raises(ConfigError, match=r"critic_init=.*another architecture") as error:
         Pretrained(llama, critic_init=str(tmp_path)).critic()
     assert "\n" not in str(error.value)
     save_file({"x": torch.zeros(1)}, tmp_path / "critic.safetensors")
     with pytest.raises(ConfigError, match="critic_init"):
-        load_critic(Pretrained(llama).critic(), tmp_path)
+        Pretrained(llama, critic_init=str(tmp_path)).critic()
 
 
 def test_a_critic_folder_without_a_critic_is_refused(llama, tmp_path):

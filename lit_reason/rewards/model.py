@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lit_reason.batch import Prompt, Response
 from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.reward_models import load_reward_model
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
@@ -55,7 +56,9 @@ class RewardModel(Reward):
         """Loads model and tokenizer, once."""
         if self.model is not None:
             return
-        self.model, self.tokenizer = _load(self.path, self.dtype)
+        self.model, self.tokenizer = load_reward_model(
+            self.path, getattr(torch, self.dtype), "RewardModel.path"
+        )
         context = getattr(self.model.config, "max_position_embeddings", None)
         if self.max_length is None:
             self.max_length = context
@@ -96,31 +99,3 @@ class RewardModel(Reward):
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         logits = self.model(input_ids=ids, attention_mask=mask.long()).logits
         return logits[:, 0].float().tolist()
-
-
-def _load(path: str, dtype: str) -> tuple[Any, Any]:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, dtype), output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"RewardModel.path={path}: cannot be loaded ({reason})") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(
-            f"RewardModel.path={path}: lacks weights, the first is {missing[0]}; give a model that "
-            "was saved with its reward head"
-        )
-    if model.config.num_labels != 1:
-        raise ConfigError(
-            f"RewardModel.path={path}: has {model.config.num_labels} labels; a reward model has 1"
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
-    return model.eval().requires_grad_(False), tokenizer

@@ -1,0 +1,116 @@
+"""Where a critic starts: the policy's weights, a saved critic, or a reward model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from lit_reason.errors import ConfigError
+from lit_reason.networks import ValueModel
+from lit_reason.reward_models import load_reward_model
+
+CRITIC_FILE = "critic.safetensors"
+FRESH = ("policy", "random")  # critics that are made, not loaded
+
+
+def check_critic_init(critic_init: str) -> None:
+    """Refuses what names no critic, before a model is loaded.
+
+    Raises:
+        ConfigError: Neither a word that is known nor a folder of a critic or of a model.
+    """
+    folder = Path(critic_init).expanduser()
+    if critic_init in FRESH or any((folder / f).is_file() for f in (CRITIC_FILE, "config.json")):
+        return
+    is_hub_id = critic_init.count("/") == 1 and not critic_init.startswith((".", "/", "~"))
+    if folder.exists() or not is_hub_id:
+        raise ConfigError(
+            f"model.backbone.critic_init={critic_init}: neither 'policy' nor 'random', nor a "
+            f"folder that holds {CRITIC_FILE} (ValuePretraining and ValueWarmup write one) or a "
+            "reward model, nor a reward model's hub id"
+        )
+
+
+def save_critic(critic: nn.Module, folder: Path, tokenizer: Any, **notes: str) -> None:
+    """Writes the critic's weights where `critic_init=FOLDER` finds them.
+
+    Args:
+        critic: A `ValueModel`.
+        folder: Made if it does not exist.
+        tokenizer: Its vocabulary is noted, as another one would give the same weights no sense.
+        **notes: Further text to keep in the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().contiguous() for name, value in critic.state_dict().items()}
+    partial = folder / f".{CRITIC_FILE}.partial"
+    save_file(weights, partial, {**notes, "vocabulary": vocabulary(tokenizer)})
+    partial.replace(folder / CRITIC_FILE)  # a crash while writing leaves the earlier one
+
+
+def start_critic(critic: ValueModel, critic_init: str, tokenizer: Any) -> None:
+    """Gives a critic the weights that `critic_init` names; those it was made with stay otherwise.
+
+    Raises:
+        ConfigError: The file holds another architecture or vocabulary, or no reward model.
+    """
+    if critic_init in FRESH:
+        return
+    folder = Path(critic_init).expanduser()
+    if (folder / CRITIC_FILE).is_file():
+        _load_critic(critic, folder / CRITIC_FILE, critic_init, tokenizer)
+    else:
+        _load_reward_model(critic, str(folder) if folder.is_dir() else critic_init, tokenizer)
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """A short name of which token has which number."""
+    words = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def _load_critic(critic: ValueModel, file: Path, name: str, tokenizer: Any) -> None:
+    try:
+        with safe_open(file, "pt") as opened:
+            noted = (opened.metadata() or {}).get("vocabulary")
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"model.backbone.critic_init={name}: {file.name} cannot be read ({error})"
+        ) from error
+    if noted is not None and noted != vocabulary(tokenizer):
+        raise ConfigError(
+            f"model.backbone.critic_init={name}: the critic was trained with another vocabulary "
+            "than that of model.backbone"
+        )
+    _take(critic, weights, f"model.backbone.critic_init={name}")
+
+
+def _load_reward_model(critic: ValueModel, path: str, tokenizer: Any) -> None:
+    key = "model.backbone.critic_init"
+    model, own = load_reward_model(path, torch.float32, key)
+    heads = [getattr(model, name, None) for name in ("score", "classifier")]
+    head = next((h for h in heads if isinstance(h, nn.Linear)), None)
+    if head is None:
+        raise ConfigError(f"{key}={path}: its head is no linear layer, so it gives no start")
+    if vocabulary(own) != vocabulary(tokenizer):
+        raise ConfigError(f"{key}={path}: has another vocabulary than model.backbone")
+    weights = {f"base.{name}": value for name, value in model.base_model.state_dict().items()}
+    bias = torch.zeros(1) if head.bias is None else head.bias
+    _take(critic, {**weights, "head.weight": head.weight, "head.bias": bias}, f"{key}={path}")
+
+
+def _take(critic: ValueModel, weights: dict[str, torch.Tensor], key: str) -> None:
+    try:
+        critic.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()[:40])
+        raise ConfigError(
+            f"{key}: its weights are of another architecture than the backbone's; {reason}"
+        ) from error

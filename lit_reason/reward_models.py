@@ -1,0 +1,48 @@
+"""Loading a reward model: a sequence-classification model with one label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lit_reason.errors import ConfigError
+from lit_reason.tokenizer import tokenizer_class
+
+
+def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any]:
+    """The frozen model and its tokenizer, both with a padding token.
+
+    Args:
+        path: Folder or hub id.
+        dtype: Of the weights.
+        key: That names the path, for messages.
+
+    Raises:
+        ConfigError: It cannot be loaded, was saved without its head, or has several labels.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True
+        )
+        tokenizer = tokenizer_class(path).from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{key}={path}: cannot be loaded ({reason})") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{key}={path}: lacks weights, the first is {missing[0]}; give a model that was saved "
+            "with its reward head"
+        )
+    if model.config.num_labels != 1:
+        raise ConfigError(
+            f"{key}={path}: has {model.config.num_labels} labels; a reward model has 1"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval().requires_grad_(False), tokenizer
