@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
@@ -79,11 +80,14 @@ class AdvantageEstimator(ABC):
     Attributes:
         needs_critic: The module builds a critic and passes its values.
         gamma: Discount γ, also of the Monte-Carlo returns that value warm-up regresses on.
+        bootstraps: A truncated response ends in a state with a value, not in a terminal one; the
+            estimator is then also given `after`.
         reduce: Sums a tensor over data-parallel ranks; set by the module, `None` on one process.
     """
 
     needs_critic: ClassVar[bool] = False
     gamma: float = 1.0
+    bootstraps: bool = False
     reduce: Reduce | None = None
 
     @abstractmethod
@@ -95,6 +99,9 @@ class AdvantageEstimator(ABC):
             rewards: (B, T) float32: the outcome reward on the last sampled token, plus per-token
                 terms, minus the KL penalty if one is configured.
             values: (B, T) float32: V(s_t) before each sampled token; `None` without a critic.
+
+        Where `bootstraps` is set there is a fourth argument, `after`: (B,) float32, V of the state
+        after the last token of truncated responses, 0 for those that ended.
         """
 
 
@@ -116,6 +123,9 @@ class GAE(AdvantageEstimator):
         whiten: Give advantages mean 0 and variance 1 over the training tokens of the rollout; "std"
             divides by the deviation only, so that every advantage keeps its sign. Targets never
             change.
+        truncation: What a response without an end token ends in: a "terminal" state worth 0, as in
+            every published implementation, or "bootstrap", a state worth what the critic says,
+            γ V(s_T) on top of its reward. `OverlongFilter` drops such responses.
     """
 
     needs_critic = True
@@ -128,6 +138,7 @@ class GAE(AdvantageEstimator):
         alpha: float | None = None,
         lambda_min: float = 0.0,
         whiten: bool | Literal["std"] = False,
+        truncation: Literal["terminal", "bootstrap"] = "terminal",
     ) -> None:
         if alpha is not None and lam_policy is not None:
             warnings.warn(
@@ -161,14 +172,22 @@ class GAE(AdvantageEstimator):
             )
         self.gamma, self.lam_policy, self.lam_critic = gamma, lam_policy, lam_critic
         self.alpha, self.lambda_min, self.whiten = alpha, lambda_min, whiten
+        self.bootstraps = truncation == "bootstrap"
+        self.warned_of_clamp = False
 
-    def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
+    def __call__(
+        self,
+        rollout: RolloutBatch,
+        rewards: Tensor,
+        values: Tensor | None,
+        after: Tensor | None = None,
+    ) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
         assert values is not None
         mask = rollout.response_mask
         lam = self.policy_lambda(rollout)
-        advantages = gae(rewards, values, mask, self.gamma, lam)
-        targets = gae(rewards, values, mask, self.gamma, self.lam_critic)
+        advantages = gae(rewards, values, mask, self.gamma, lam, after)
+        targets = gae(rewards, values, mask, self.gamma, self.lam_critic, after)
         returns = zero_outside(targets + values, mask)
         if self.whiten:
             advantages = masked_whiten(
@@ -181,7 +200,23 @@ class GAE(AdvantageEstimator):
         lengths = rollout.lengths
         if self.alpha is None:
             return torch.full(lengths.shape, self.lam_policy, device=lengths.device)
-        return length_adaptive_lambda(lengths, self.alpha, self.lambda_min)
+        lam = length_adaptive_lambda(lengths, self.alpha, self.lambda_min)
+        self._warn_of_clamp(lengths, lam)
+        return lam
+
+    def _warn_of_clamp(self, lengths: Tensor, lam: Tensor) -> None:
+        """Once: λ says nothing of the length where it is held at its bound."""
+        share = float((lam <= self.lambda_min).float().mean())
+        if share > 0.5 and not self.warned_of_clamp:
+            self.warned_of_clamp = True
+            needed = 1 / ((1 - self.lambda_min) * float(lengths.float().median()))
+            rank_zero_warn(
+                f"model.advantage.alpha={self.alpha}: λ_policy is held at lambda_min="
+                f"{self.lambda_min} for {share:.0%} of the responses, whose tokens learn from the "
+                f"critic's next value alone; responses are {float(lengths.float().median()):.0f} "
+                f"tokens long (median), choose alpha well above {needed:.2g}",
+                category=ConfigWarning,
+            )
 
 
 class GroupRelative(AdvantageEstimator):

@@ -148,6 +148,8 @@ class RolloutBatch(_Rows):
         truncated: (B,) bool: no end token within the budget.
         scored: (B,) bool: a reward term gave the response a value. Read by whatever compares
             rewards; the others are not part of their group's statistics.
+        critic_only: (B,) bool: a response that the group filter rejected, or one too many, kept for
+            the critic's sake. It stands behind all others and is in no statistic of the policy.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
         answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
@@ -156,6 +158,8 @@ class RolloutBatch(_Rows):
         prompts: B problems.
         texts: B decoded responses, as the task judged them.
         verdicts: B verdicts of the task, with status and extracted answer.
+        on_policy: The responses are samples of the weights that they train; others train the critic
+            only.
         policy_version: Number of rollouts the generating policy had been trained on.
         stats: Scalars to log about the generation (a DataModule cannot log).
     """
@@ -173,6 +177,7 @@ class RolloutBatch(_Rows):
     correct: Tensor
     truncated: Tensor
     scored: Tensor
+    critic_only: Tensor
     group_ids: Tensor
     prompt_index: Tensor
     answer_ids: Tensor | None = None
@@ -180,6 +185,7 @@ class RolloutBatch(_Rows):
     prompts: tuple[Prompt, ...] = ()
     texts: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    on_policy: bool = True
     policy_version: int = 0
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -199,6 +205,13 @@ class RolloutBatch(_Rows):
         """(B,) int64: sampled tokens of each response."""
         return self.response_mask.sum(dim=1)
 
+    @property
+    def of_policy(self) -> RolloutBatch:
+        """The rollout without its `critic_only` rows."""
+        if not bool(self.critic_only.any()):
+            return self
+        return self[(~self.critic_only).nonzero().squeeze(1)]
+
     def check(self) -> None:
         """Refuses edits that do not fit the rollout.
 
@@ -216,14 +229,23 @@ class RolloutBatch(_Rows):
             require_tensor(f"callbacks: {name} of the edited rollout", getattr(self, name), *form)
 
     @classmethod
-    def from_groups(cls, groups: Sequence[Group], pad_id: int, **extra: Any) -> RolloutBatch:
+    def from_groups(
+        cls,
+        groups: Sequence[Group],
+        pad_id: int,
+        critic_only: Sequence[Group] = (),
+        **extra: Any,
+    ) -> RolloutBatch:
         """Pads groups into one batch, in order.
 
         Args:
             groups: At least one group.
             pad_id: Fills the padding. It may equal an end token: masks are made from lengths.
+            critic_only: Further groups, which train the critic alone.
             **extra: `policy_version`, `stats`.
         """
+        policy_groups = len(groups)
+        groups = [*groups, *critic_only]
         rows = [(g, r) for g, group in enumerate(groups) for r in range(len(group.responses))]
         responses = [groups[g].responses[r] for g, r in rows]
         response_ids, response_mask = _pad_right([r.ids for r in responses], pad_id)
@@ -231,13 +253,14 @@ class RolloutBatch(_Rows):
         flipped, mask = _pad_right([groups[g].prompt_ids[::-1] for g, _ in rows], pad_id)
         token_rewards, step_mask = _pad_token_rewards(groups, rows, response_mask)
         scored = torch.tensor([groups[g].scored[r] for g, r in rows])
+        only = torch.tensor([g >= policy_groups for g, _ in rows])
         trains = response_mask & scored[:, None]
         return cls(
             prompt_ids=flipped.flip(1),
             prompt_mask=mask.flip(1),
             response_ids=response_ids,
             response_mask=response_mask,
-            loss_mask=trains,
+            loss_mask=trains & ~only[:, None],
             value_mask=trains.clone(),
             loss_weight=torch.ones(len(rows)),
             rewards=torch.tensor([float(groups[g].rewards[r]) for g, r in rows]),
@@ -246,6 +269,7 @@ class RolloutBatch(_Rows):
             correct=torch.tensor([groups[g].verdicts[r].correct for g, r in rows]),
             truncated=torch.tensor([r.truncated for r in responses]),
             scored=scored,
+            critic_only=only,
             group_ids=torch.tensor([g for g, _ in rows]),
             prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
             prompts=tuple(groups[g].prompt for g, _ in rows),
@@ -261,7 +285,8 @@ class Experience(_Rows):
 
     Attributes:
         rollout: The batch, after the callbacks edited it.
-        old_logprobs: (B, T) float32: of the policy that generated, recomputed by the trainer.
+        old_logprobs: (B, T) float32: of the policy that generated, recomputed by the trainer;
+            `None` while only the critic learns and nobody reads them.
         ref_logprobs: (B, T) float32: of the frozen reference; `None` if no term asks for it.
         entropy: (B, T) float32: of the old policy; `None` if nobody asked for it.
         values: (B, T) float32: of the critic before the update; `None` without one.
@@ -271,8 +296,8 @@ class Experience(_Rows):
     """
 
     rollout: RolloutBatch
-    old_logprobs: Tensor
     advantages: Tensor
+    old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None

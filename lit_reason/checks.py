@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from lit_reason.advantages import GroupRelative
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
@@ -101,6 +101,9 @@ def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     Raises:
         ConfigError: The first such size.
     """
+    if module.value is None:
+        sees_all = {"data.critic_sees_all": data.critic_sees_all or None}
+        warn_of_no_effect("without a critic", sees_all)
     module.update.check(data.groups_per_rollout * data.group_size)
     _warn_of_late_refresh(module, data)
     if data.group_size == 1 and isinstance(module.advantage, GroupRelative):

@@ -35,6 +35,7 @@ from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls
+from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
 from lit_reason.trainer_checks import (
     check_checkpoint,

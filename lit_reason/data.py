@@ -64,6 +64,8 @@ class RolloutDataModule(LightningDataModule):
         val_pass_k: The k of pass@k, each at most `val_samples`; null takes powers of two and
             `val_samples`.
         val_groups_per_batch: Held-out problems generated at once.
+        critic_sees_all: Also train the critic on the groups that the filter drops, and on those
+            kept beyond the N that are needed; the papers do not.
         remove_overlap: Leave training problems out that are held out too; false only warns of them.
         max_prompt_length: Longer prompts are left out, and counted in a warning; null refuses
             prompts that do not fit the model's context.
@@ -87,6 +89,7 @@ class RolloutDataModule(LightningDataModule):
         val_samples: int = 8,
         val_pass_k: list[int] | None = None,
         val_groups_per_batch: int = 64,
+        critic_sees_all: bool = False,
         remove_overlap: bool = True,
         max_prompt_length: int | None = None,
         seed: int | None = None,
@@ -114,13 +117,18 @@ class RolloutDataModule(LightningDataModule):
         self.val_samples, self.val_groups_per_batch = val_samples, val_groups_per_batch
         self.val_pass_k = val_pass_k
         self.val_sources: tuple[str, ...] = ()  # names of the held-out data sets
+        self.critic_sees_all = critic_sees_all
         self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
         if group_filter is None:
-            of_filter = {"data.groups_per_round": groups_per_round, "data.max_rounds": max_rounds}
+            of_filter = {
+                "data.groups_per_round": groups_per_round,
+                "data.max_rounds": max_rounds,
+                "data.critic_sees_all": critic_sees_all or None,
+            }
             warn_of_no_effect("without data.group_filter", of_filter)
 
     def _check(self, groups_per_round: int | None) -> None:
@@ -191,6 +199,7 @@ class RolloutDataModule(LightningDataModule):
             self.prompts = without_overlap(
                 prompts, self.val_prompts, self.task, self.val_task, self.remove_overlap
             )
+            self.prompts = self.engine.available(self.prompts)
             self._check_prompts()
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
@@ -254,14 +263,17 @@ class RolloutDataModule(LightningDataModule):
                 break
         surplus = kept[self.groups_per_rollout :]
         kept = kept[: self.groups_per_rollout]
-        filled = dropped[: self.groups_per_rollout - len(kept)]
+        missing = self.groups_per_rollout - len(kept)
+        filled, rest = dropped[:missing], dropped[missing:]
         batch = RolloutBatch.from_groups(
             [*kept, *filled],
+            critic_only=[*surplus, *rest] if self.critic_sees_all else [],
             pad_id=self.backbone.tokenizer.pad_token_id,
             temperature=self.sampling.temperature,
+            on_policy=self.engine.on_policy,
             policy_version=version,
         )
-        batch.loss_mask[len(kept) * self.group_size :] = False
+        batch.loss_mask[len(kept) * self.group_size :] = False  # what only fills up
         batch.stats = {
             **self._terms([*kept, *filled]),
             **verdict_shares([*kept, *surplus, *dropped], self.task),

@@ -76,20 +76,20 @@ class Update:
                 )
 
     def partition(
-        self, lengths: Tensor, size: int, generator: torch.Generator
+        self, lengths: Tensor, rows: Tensor, size: int, generator: torch.Generator
     ) -> list[list[Tensor]]:
-        """Splits the rows of a rollout at random into mini-batches of micro-batches.
+        """Splits rows of a rollout at random into mini-batches of micro-batches.
 
         Rows are shuffled over mini-batches; inside one they are ordered by length, so that a
         micro-batch holds little padding.
 
         Args:
             lengths: (B,) response lengths.
-            size: Responses in a mini-batch.
+            rows: Indices of the rows to split.
+            size: Rows in a mini-batch; the last may hold fewer.
             generator: Source of the permutation.
         """
-        rows = torch.randperm(len(lengths), generator=generator)
-        lengths = lengths.cpu()
+        rows, lengths = rows[torch.randperm(len(rows), generator=generator)], lengths.cpu()
         return [
             list(part[lengths[part].argsort(stable=True)].split(self.micro_batch_size))
             for part in rows.split(size)

@@ -18,7 +18,7 @@ from lit_reason.advantages import AdvantageEstimator, check_advantages
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
-from lit_reason.errors import ConfigWarning, blaming, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ConfigWarning, blaming, naming, warn_of_no_effect
 from lit_reason.functional import (
     Reduce,
     explained_variance,
@@ -31,11 +31,12 @@ from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
 from lit_reason.lists import as_list
 from lit_reason.metrics import GroupMetrics
-from lit_reason.networks import Entropy, policy_outputs, state_values
+from lit_reason.networks import Entropy, policy_outputs, state_values, values_and_after
 from lit_reason.objectives import LossTerm
 from lit_reason.scores import Samples, why_nothing_is_right
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
+from lit_reason.value_metrics import ValueMetrics
 
 
 class ReasonModule(LightningModule):
@@ -112,6 +113,7 @@ class ReasonModule(LightningModule):
         self.critic: Any = None
         self.reference: Any = None
         self.group_metrics: nn.ModuleDict = nn.ModuleDict()
+        self.value_metrics: nn.ModuleDict = nn.ModuleDict()
         self.last_evaluation: dict[str, float] = {}  # also of the sanity check, which logs nothing
         self.warned_of_zero = False
 
@@ -185,9 +187,14 @@ class ReasonModule(LightningModule):
                 f"rollout of policy {rollout.policy_version} reached policy {self.policy_version}: "
                 "the loader ran ahead of the update"
             )
+        if self.phase == "joint" and not rollout.on_policy:
+            raise ConfigError(
+                "data.engine: its responses are not samples of the policy as it is, so they may "
+                "train the critic only; add the callback ValuePretraining, or choose HFEngine"
+            )
         rollout.check()
         generator = torch.Generator().manual_seed(self.policy_version)
-        first = self.update.partition(rollout.lengths, self.update.minibatch_size, generator)
+        first = self._partition(rollout, "actor", generator)
         enter_stage(self.trainer, "scoring")
         experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
         enter_stage(self.trainer, "update")
@@ -214,34 +221,44 @@ class ReasonModule(LightningModule):
             The experience and statistics to log.
         """
         columns: dict[str, Tensor] = {}
-        mode: Entropy = "detached" if self.monitor_entropy else "none"
-        for rows in micro_batches:
+        only = rollout.critic_only.nonzero().squeeze(1)
+        for rows in [*micro_batches, *only.split(self.update.micro_batch_size)]:
+            if not len(rows):
+                continue
             rows = rows.to(rollout.rewards.device)
             micro = rollout[rows]
-            outputs = self._score(self.actor, micro, mode)
-            scored = {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
-            if self.reference is not None:
-                scored["ref_logprobs"] = self._score(self.reference, micro).logprobs
-            if self.critic is not None:
-                scored["values"] = state_values(self.critic, micro)
-            for name, value in scored.items():
-                if value is not None:
-                    column = columns.setdefault(name, value.new_zeros(rollout.response_ids.shape))
-                    column[rows] = value
+            for name, value in self._annotate(micro).items():
+                shape = (len(rollout), *value.shape[1:])
+                columns.setdefault(name, value.new_zeros(shape))[rows] = value
         rewards = self._token_rewards(rollout, columns)
-        values = columns.get("values")
+        values, end = columns.get("values"), columns.pop("after", None)
+        after = () if end is None or not self.advantage.bootstraps else (end * rollout.truncated,)
         with blaming("model.advantage", self.advantage):
-            estimated = self.advantage(rollout, rewards, values)
+            estimated = self.advantage(rollout, rewards, values, *after)
             check_advantages(self.advantage, estimated, rewards, values)
         advantages, returns, extra = estimated
         if self.phase == "value_warmup" and values is not None:
             # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
             mask = rollout.response_mask
-            returns = gae(rewards, values, mask, self.advantage.gamma, 1.0) + values
+            returns = gae(rewards, values, mask, self.advantage.gamma, 1.0, *after) + values
         experience = Experience(
             rollout=rollout, advantages=advantages, returns=returns, phase=self.phase, **columns
         )
         return experience, self._describe(experience, extra)
+
+    def _annotate(self, micro: RolloutBatch) -> dict[str, Tensor]:
+        """What the networks say of some rows, as far as somebody asks for it."""
+        scored: dict[str, Tensor | None] = {}
+        of_policy = self.phase == "joint" and not bool(micro.critic_only.all())
+        if of_policy or self.kl_in_reward or self.monitor_entropy:
+            mode: Entropy = "detached" if self.monitor_entropy else "none"
+            outputs = self._score(self.actor, micro, mode)
+            scored |= {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
+            if self.reference is not None:
+                scored["ref_logprobs"] = self._score(self.reference, micro).logprobs
+        if self.critic is not None:
+            scored["values"], scored["after"] = values_and_after(self.critic, micro)
+        return {name: value for name, value in scored.items() if value is not None}
 
     def _score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
         return policy_outputs(network, micro, micro.temperature, entropy, self.logprob_chunk)
@@ -254,6 +271,15 @@ class ReasonModule(LightningModule):
             rewards = kl_penalised_rewards(rewards, logprobs, ref, mask, self.kl_in_reward)
         return rewards
 
+    def _partition(
+        self, rollout: RolloutBatch, network: str, generator: torch.Generator
+    ) -> list[list[Tensor]]:
+        """The mini-batches of one pass: as many on every rank, which all generate as much."""
+        only = rollout.critic_only.cpu()
+        rows = torch.arange(len(only)) if network == "critic" else (~only).nonzero().squeeze(1)
+        _, size = self.update.schedule(network)
+        return self.update.partition(rollout.lengths, rows, size, generator)
+
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
     ) -> list[dict[str, Tensor]]:
@@ -262,13 +288,13 @@ class ReasonModule(LightningModule):
         if self.phase == "value_warmup":
             learners = {"critic": learners["critic"]}
         optimizers = dict(zip(self.trained, as_list(self.optimizers()), strict=True))
-        lengths = experience.rollout.lengths
+        rollout = experience.rollout
         stats = []
         for name, learner in learners.items():
-            epochs, size = self.update.schedule(name)
+            epochs, _ = self.update.schedule(name)
             for epoch in range(epochs):
                 reuse = name == "actor" and epoch == 0
-                plan = first if reuse else self.update.partition(lengths, size, generator)
+                plan = first if reuse else self._partition(rollout, name, generator)
                 for minibatch in plan:
                     step = learner.update(experience, minibatch, optimizers[name], self._backward)
                     self.guard.observe(name, step, experience, torch.cat(minibatch), self._dump)
@@ -327,7 +353,7 @@ class ReasonModule(LightningModule):
     def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
-        stats = describe(rollout, extra)
+        stats = describe(rollout.of_policy, {k: v[~rollout.critic_only] for k, v in extra.items()})
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.returns is not None:
@@ -356,11 +382,33 @@ class ReasonModule(LightningModule):
             self.group_metrics[stage] = metric.to(self.device)
         scores: Any = self.group_metrics[stage]
         scores.update(Samples.of(rollout, k, data.val_sources))
+        if self.critic is not None:
+            self._evaluate_critic(rollout, stage)
+
+    def _evaluate_critic(self, rollout: RolloutBatch, stage: str) -> None:
+        """Compares the values of held-out responses with what followed."""
+        if stage not in self.value_metrics:
+            self.value_metrics[stage] = ValueMetrics().to(self.device)
+        rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
+        mask, values = rollout.response_mask, torch.zeros_like(rollout.token_rewards)
+        for rows in self._micro_batches(rollout):
+            values[rows] = state_values(self.critic, rollout[rows])
+        rewards = outcome_to_tokens(rollout.rewards, mask)
+        returns = gae(rewards, torch.zeros_like(values), mask, self.advantage.gamma, 1.0)
+        metric: Any = self.value_metrics[stage]
+        metric.update(values, returns, mask & rollout.scored[:, None])
+
+    def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
+        rows = torch.arange(len(rollout), device=rollout.rewards.device)
+        return [part for part in rows.split(self.update.micro_batch_size) if len(part)]
 
     def _finish_evaluation(self, stage: str) -> None:
         # the next evaluation may be of other data
         metric: Any = self.group_metrics.pop(stage)
         values = metric.compute()
+        if stage in self.value_metrics:
+            of_critic: Any = self.value_metrics.pop(stage)
+            values |= {f"value/{name}": value for name, value in of_critic.compute().items()}
         # as loggers get them
         self.last_evaluation = {f"{stage}/{k}": torch.tensor(v).item() for k, v in values.items()}
         # the metric has gathered all ranks already; the mean of equal values is what it was
@@ -391,8 +439,7 @@ class ReasonModule(LightningModule):
         At temperature 1, whatever the sampling: greedy responses have one too.
         """
         logprobs = rollout.rewards.new_zeros(len(rollout))
-        for rows in torch.arange(len(rollout)).split(self.update.micro_batch_size):
-            rows = rows.to(rollout.rewards.device)
+        for rows in self._micro_batches(rollout):
             outputs = policy_outputs(self.actor, rollout[rows], 1.0, "none", self.logprob_chunk)
             logprobs[rows] = outputs.logprobs.sum(dim=1)
         return Prediction(rollout, logprobs)

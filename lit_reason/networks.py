@@ -160,8 +160,20 @@ def _probe_head(actor: nn.Module) -> bool:
 
 def state_values(critic: nn.Module, rollout: RolloutBatch) -> Tensor:
     """(B, T) float32: V(s_t) before each sampled token; 0 on padding."""
+    return values_and_after(critic, rollout)[0]
+
+
+def values_and_after(critic: nn.Module, rollout: RolloutBatch) -> tuple[Tensor, Tensor]:
+    """Values of the states of a rollout, the one behind its last token included.
+
+    Returns:
+        (B, T) float32, V(s_t) before each sampled token and 0 on padding; and (B,) float32, V of
+        the state after the last one.
+    """
     inputs, keep = _inputs(rollout)
-    return _widen(critic(**inputs)[:, -keep - 1 : -1], rollout)
+    values = critic(**inputs)[:, -keep - 1 :]
+    after = values.gather(1, rollout.lengths[:, None]).squeeze(1)
+    return _widen(values[:, :-1], rollout), after
 
 
 def _inputs(rollout: RolloutBatch) -> tuple[dict[str, Tensor], int]:

@@ -11,7 +11,7 @@ from lit_reason.tokenizer import tokenizer_class
 
 
 def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any]:
-    """The frozen model and its tokenizer, both with a padding token.
+    """The frozen model and its tokenizer.
 
     Args:
         path: Folder or hub id.
@@ -41,8 +41,4 @@ def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any
         raise ConfigError(
             f"{key}={path}: has {model.config.num_labels} labels; a reward model has 1"
         )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
     return model.eval().requires_grad_(False), tokenizer

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from lit_reason.batch import Response
+from lit_reason.batch import Prompt, Response
 from lit_reason.cache import growing_cache
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
@@ -79,13 +79,23 @@ def _check_sampling(owner: str, values: dict[str, Any]) -> None:
 
 
 class RolloutEngine(ABC):
-    """Turns prompts into responses of the module's current policy."""
+    """Turns prompts into responses of the module's current policy.
 
+    Attributes:
+        on_policy: The responses are samples of the weights as they are now. Others train the critic
+            only.
+    """
+
+    on_policy: ClassVar[bool] = True
     module: ReasonModule
 
     def bind(self, module: ReasonModule) -> None:
         """Keeps the module; its weights need not exist yet."""
         self.module = module
+
+    def available(self, prompts: list[tuple[Prompt, list[int]]]) -> list[tuple[Prompt, list[int]]]:
+        """The training prompts that the engine can answer; all of them unless it overrides this."""
+        return prompts
 
     @abstractmethod
     def generate(

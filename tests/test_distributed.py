@@ -327,6 +327,21 @@ def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path):
         assert row["policy/tokens"] == trained.sum() / 2  # of each of the 2 mini-batches
 
 
+def test_a_critic_that_sees_all_takes_as_many_steps_on_every_rank(ranks, tmp_path):
+    """Rank 0 fills up with groups of no use to the policy, rank 1 has groups to spare."""
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
+    flags += ["--data.group_filter=DropUniform", "--data.critic_sees_all=true"]
+    flags += ["--callbacks.value_warmup=null", "--data.rollouts_per_epoch=1"]
+    first, second = answers = ranks(fitted, "vapo", str(tmp_path / "run"), *flags)
+    same_weights(first, second)
+    assert first["steps"] == [{4}, {2}]  # the critic's rows are twice the actor's
+    for answer in answers:
+        assert answer["rollouts"][0]["critic_only"].sum() == 16
+    row = metrics_of(tmp_path / "run")[0]
+    total = sum(a["rollouts"][0]["response_mask"].sum() for a in answers)
+    assert row["value/tokens"] == total / 4
+
+
 def test_d01_a_rollout_without_signal_on_any_rank_is_skipped_on_both(ranks, tmp_path):
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.mixed_from=2"]
     flags += ["--data.max_rounds=1", "--data.rollouts_per_epoch=1"]

@@ -230,6 +230,22 @@ def test_a_chat_goes_through_the_models_own_template(tmp_path):
     assert call(model_of(plain), CHAT) == pytest.approx(want, abs=1e-5)
 
 
+def test_the_score_is_read_at_the_end_token_also_where_it_pads(tmp_path):
+    """C02: a tokenizer without a padding token, and a template that ends with the end token."""
+    template = TEMPLATE + "<eos>"
+    folder = saved(tmp_path / "rm", template=template, pad_token_id=None)
+    want = expected(folder, "(1+1=)1+1=2<eos>", "(1+1=)3<eos>")
+    assert call(model_of(folder), CHAT) == pytest.approx(want, abs=1e-5)
+    before = expected(folder, "(1+1=)1+1=2", "(1+1=)3")
+    assert all(abs(a - b) > 1e-3 for a, b in zip(want, before, strict=True))
+
+
+def test_a_text_without_a_token_is_unscored(tmp_path):
+    term = model_of(saved(tmp_path / "rm"))
+    empty = Prompt(0, "", "2")
+    assert term(empty, [Response((1,), "", False)], [Verdict.of(True)]) == [None]
+
+
 def test_a_text_that_does_not_fit_is_unscored_and_not_cut(tmp_path):
     folder = saved(tmp_path / "rm")
     long = [Response((1,), "1" * 20, False), Response((1,), "1" * 21, False), ANSWERS[0]]

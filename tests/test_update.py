@@ -108,7 +108,7 @@ def test_the_first_ratio_is_exactly_one(backbone, entropy):
     rollout = demonstrations(backbone)
     generator = torch.Generator().manual_seed(0)
     update = Update(1, 8, 4)
-    plan = update.partition(rollout.lengths, 8, generator)
+    plan = update.partition(rollout.lengths, torch.arange(16), 8, generator)
     experience, _ = module.annotate(rollout, [rows for part in plan for rows in part])
     for part in plan:
         learner = module.learners()["actor"]

@@ -47,6 +47,7 @@ def batch(mask, rewards=None, group_ids=None, **fields):
         "correct": torch.zeros(size, dtype=torch.bool),
         "truncated": torch.zeros(size, dtype=torch.bool),
         "scored": torch.ones(size, dtype=torch.bool),
+        "critic_only": torch.zeros(size, dtype=torch.bool),
         "group_ids": torch.tensor(group_ids or [0] * size),
         "prompt_index": torch.zeros(size, dtype=torch.long),
     }

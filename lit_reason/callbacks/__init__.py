@@ -1,6 +1,7 @@
 """Callbacks.
 
-`OverlongFilter` and `ValueWarmup` intervene: they edit the rollout or the phase before the update.
+`OverlongFilter`, `ValueWarmup` and `ValuePretraining` intervene: they edit the rollout or the phase
+before the update.
 The others only observe.
 """
 
@@ -8,8 +9,10 @@ from lit_reason.callbacks.entropy import EntropyMonitor
 from lit_reason.callbacks.overlong import OverlongFilter
 from lit_reason.callbacks.predictions import PredictionWriter
 from lit_reason.callbacks.progress import ReasonProgressBar
+from lit_reason.callbacks.recorder import RolloutRecorder
 from lit_reason.callbacks.samples import SampleTable
 from lit_reason.callbacks.summary import RunSummary
+from lit_reason.callbacks.value_pretraining import ValuePretraining
 from lit_reason.callbacks.value_warmup import ValueWarmup
 
 __all__ = [
@@ -17,7 +20,9 @@ __all__ = [
     "OverlongFilter",
     "PredictionWriter",
     "ReasonProgressBar",
+    "RolloutRecorder",
     "RunSummary",
     "SampleTable",
+    "ValuePretraining",
     "ValueWarmup",
 ]

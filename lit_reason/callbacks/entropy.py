@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError
-from lit_reason.functional import masked_sum
+from lit_reason.functional import masked_sum, relative_position
 
 
 class EntropyMonitor(Callback):
@@ -59,13 +59,14 @@ class EntropyMonitor(Callback):
 
     def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
         """The tokens that each logged mean is over."""
-        mask, right = rollout.response_mask, rollout.correct[:, None]
+        mask = rollout.response_mask & ~rollout.critic_only[:, None]
+        right = rollout.correct[:, None]
         masks = {
             "entropy": mask,
             "entropy/correct": mask & right,
             "entropy/wrong": mask & ~right,
         }
-        part = (mask.cumsum(1) - 1) * self.positions // rollout.lengths[:, None].clamp(min=1)
+        part = relative_position(mask, max(self.positions, 1))
         for i in range(self.positions):
             masks[f"entropy/position_{i + 1}"] = mask & (part == i)
         return masks

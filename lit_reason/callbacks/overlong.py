@@ -29,7 +29,7 @@ class OverlongFilter(Callback):
         batch.loss_mask &= ~batch.truncated[:, None]
         if self.critic:
             batch.value_mask &= ~batch.truncated[:, None]
-        share: Any = batch.truncated.float().mean()
+        share: Any = batch.of_policy.truncated.float().mean()
         distributed = trainer.world_size > 1
         self.log(  # type: ignore[attr-defined]
             "overlong/masked", share, batch_size=len(batch), sync_dist=distributed

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from lit_reason.batch import Prediction
-from lit_reason.callbacks.samples import append_rows
 from lit_reason.errors import ConfigError
+from lit_reason.jsonl import append_rows
 
 
 class PredictionWriter(BasePredictionWriter):

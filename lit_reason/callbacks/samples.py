@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.batch import RolloutBatch
 from lit_reason.errors import require_at_least_one
+from lit_reason.jsonl import append_rows, drop_from
 
 COLUMNS = ("rollout", "prompt", "response", "reward", "correct", "truncated", "length")
 
@@ -31,13 +31,8 @@ class SampleTable(Callback):
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drops rows of rollouts that a resumed run will generate again."""
-        path = Path(trainer.default_root_dir, "samples.jsonl")
-        if path.exists():
-            # not splitlines: responses may hold other line separators; the last part is no line
-            *lines, _ = path.read_text(encoding="utf-8").split("\n")
-            done: Any = pl_module.policy_version
-            kept = [x + "\n" for x in lines if json.loads(x)["rollout"] < done]
-            path.write_text("".join(kept), encoding="utf-8")
+        module: Any = pl_module
+        drop_from(Path(trainer.default_root_dir, "samples.jsonl"), module.policy_version)
 
     @rank_zero_only
     def on_train_batch_end(
@@ -58,13 +53,6 @@ class SampleTable(Callback):
             if isinstance(logger, WandbLogger):
                 data = [[row[c] for c in COLUMNS] for row in table]
                 logger.log_table("samples", columns=list(COLUMNS), data=data)
-
-
-def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Appends one JSON object a line; makes the folder if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def describe_rows(batch: RolloutBatch, tokenizer: Any, rows: int) -> list[dict[str, Any]]:

@@ -41,6 +41,11 @@ class RunSummary(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics({**self.after, "rollout": 0.0}, step=0)
 
+    def _interval(self, name: str) -> str:
+        if f"{name}_low" not in self.after:
+            return ""
+        return f"[{self.after[f'{name}_low']:.3f}, {self.after[f'{name}_high']:.3f}]"
+
     @rank_zero_only
     def show(self, trainer: Trainer) -> None:
         """Prints the table."""
@@ -50,10 +55,9 @@ class RunSummary(Callback):
             table.add_column(column, justify="left" if column.startswith("held") else "right")
         for name, value in self.after.items():
             if _is_shown(name):
-                low, high = self.after[f"{name}_low"], self.after[f"{name}_high"]
                 # what was not measured before, as the majority of answers nobody stated
                 before = self.before.get(name, math.nan)
-                table.add_row(name, f"{before:.3f}", f"{value:.3f}", f"[{low:.3f}, {high:.3f}]")
+                table.add_row(name, f"{before:.3f}", f"{value:.3f}", self._interval(name))
         console = Console()
         if self.after:
             console.print(table)
@@ -64,5 +68,7 @@ class RunSummary(Callback):
 
 def _is_shown(name: str) -> bool:
     """Of a single data set only the accuracy, and no interval on its own."""
+    if "/value/" in name:
+        return name.endswith(("/explained_variance", "/bias"))
     single = name.count("/") > 1
     return name.endswith("/accuracy") if single else not name.endswith(("_low", "_high"))

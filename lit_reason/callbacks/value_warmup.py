@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_reason.backbones import save_critic
 from lit_reason.batch import RolloutBatch
+from lit_reason.critics import save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.functional import last_token
 
 
 class ValueWarmup(Callback):
@@ -26,15 +27,25 @@ class ValueWarmup(Callback):
         reset_optimizer: Start the joint phase with fresh moments of the critic's optimizer.
         save: Write the critic to `RUN_DIR/critic` when the warm-up ends;
             `model.backbone.critic_init=RUN_DIR/critic` starts another run from it.
+        tokens: "all" regresses the return at every token. "last" does so at the last one only, as
+            a reward model is trained: the critic then means nothing at the tokens before, which is
+            the value-initialisation bias that VC-PPO (§3.1) describes. For studying the collapse.
     """
 
-    def __init__(self, rollouts: int, reset_optimizer: bool = True, save: bool = False) -> None:
+    def __init__(
+        self,
+        rollouts: int,
+        reset_optimizer: bool = True,
+        save: bool = False,
+        tokens: Literal["all", "last"] = "all",
+    ) -> None:
         if rollouts < 1:
             raise ConfigError(
                 f"callbacks.value_warmup.rollouts={rollouts}: must be at least 1; "
                 "set callbacks.value_warmup to null for none"
             )
-        self.rollouts, self.reset_optimizer, self.save = rollouts, reset_optimizer, save
+        self.rollouts: float = rollouts
+        self.reset_optimizer, self.save, self.tokens = reset_optimizer, save, tokens
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses to warm up a critic that does not exist."""
@@ -64,6 +75,8 @@ class ValueWarmup(Callback):
         """Sets `module.phase` for this rollout."""
         module: Any = pl_module
         module.phase = "value_warmup" if module.policy_version < self.rollouts else "joint"
+        if module.phase == "value_warmup" and self.tokens == "last":
+            batch.value_mask &= last_token(batch.response_mask)
         if module.policy_version == self.rollouts and self.reset_optimizer:
             module.optimizers()[module.trained.index("critic")].optimizer.state.clear()
 
@@ -79,4 +92,9 @@ class ValueWarmup(Callback):
         module: Any = pl_module
         ended = module.phase == "value_warmup" and module.policy_version == self.rollouts
         if ended and self.save:
-            rank_zero_only(save_critic)(module.critic, Path(trainer.default_root_dir, "critic"))
+            self._write(trainer, module)
+
+    def _write(self, trainer: Trainer, module: Any, **notes: str) -> None:
+        folder = Path(trainer.default_root_dir, "critic")
+        notes |= {"rollouts": str(module.policy_version)}
+        rank_zero_only(save_critic)(module.critic, folder, module.backbone.tokenizer, **notes)

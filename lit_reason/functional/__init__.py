@@ -35,6 +35,7 @@ Masked statistics (`masked`)
 
 Tokens (`tokens`)
     * :func:`position_ids`, :func:`response_mask`: positions and masks, never from the pad id
+    * :func:`last_token`, :func:`relative_position`: where a token stands in its response
     * :func:`logprobs_and_entropy`, :func:`hidden_logprobs_and_entropy`: chunked scoring
 
 Length rewards (`rewards`)
@@ -98,8 +99,10 @@ from lit_reason.functional.rewards import kimi_length, soft_overlong
 from lit_reason.functional.tokens import (
     EntropyMode,
     hidden_logprobs_and_entropy,
+    last_token,
     logprobs_and_entropy,
     position_ids,
+    relative_position,
     response_mask,
 )
 
@@ -123,6 +126,7 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_penalised_rewards",
+    "last_token",
     "length_adaptive_lambda",
     "logprobs_and_entropy",
     "majority_at_k",
@@ -137,6 +141,7 @@ __all__ = [
     "position_ids",
     "prompt_mean",
     "prompt_weights",
+    "relative_position",
     "response_mask",
     "sequence_mean",
     "sequence_weights",

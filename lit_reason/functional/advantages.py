@@ -27,6 +27,7 @@ from lit_reason.functional._checks import (
     upcast,
 )
 from lit_reason.functional.masked import zero_outside
+from lit_reason.functional.tokens import last_token
 
 
 def outcome_to_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
@@ -55,9 +56,7 @@ def outcome_to_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
     check_mask(mask.shape, mask=mask)
     check_shape(mask.shape[:1], rewards=rewards)
     check_values(non_finite(rewards=rewards))
-    tokens_left = mask.flip(1).cumsum(1).flip(1)
-    is_last = mask & (tokens_left == 1)
-    return zero_outside(rewards[:, None].expand(mask.shape), is_last)
+    return zero_outside(rewards[:, None].expand(mask.shape), last_token(mask))
 
 
 @torch.no_grad()

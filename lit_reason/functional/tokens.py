@@ -20,6 +20,7 @@ from lit_reason.functional._checks import (
     check_floats,
     check_ids,
     check_integers,
+    check_mask,
     check_numbers,
     check_shape,
     check_values,
@@ -61,6 +62,60 @@ def position_ids(attention_mask: Tensor) -> Tensor:
         check_integers(attention_mask=attention_mask)
         check_values(outside(0, 1, attention_mask=attention_mask))
     return ((attention_mask != 0).long().cumsum(1) - 1).clamp(min=0)
+
+
+def last_token(mask: Tensor) -> Tensor:
+    r"""The last real token of each row.
+
+    :math:`m_t \, [\sum_{s > t} m_s = 0]`, where the outcome reward stands (DeepSeekMath,
+    arXiv:2402.03300, Eq. 2).
+
+    Args:
+        mask: True at the response's tokens, whatever the padding side or gaps.
+
+    Shapes:
+        mask ``(B, T)`` bool; returns ``(B, T)`` bool, with no True in a row without tokens.
+
+    Raises:
+        ValueError: If the mask is not boolean or not two-dimensional.
+
+    Example:
+        >>> last_token(torch.tensor([[True, True, False], [False, False, False]]))
+        tensor([[False,  True, False],
+                [False, False, False]])
+    """
+    check_dim(2, mask=mask)
+    check_mask(mask.shape, mask=mask)
+    return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+
+
+def relative_position(mask: Tensor, parts: int) -> Tensor:
+    r"""Which of `parts` equal parts of its response a token is in.
+
+    :math:`\lfloor n \, i / l \rfloor` for token i of l and n parts: the position axis of VC-PPO's
+    figures (arXiv:2503.01491), for responses of any length.
+
+    Args:
+        mask: True at the response's tokens, whatever the padding side or gaps.
+        parts: Number of parts, at least 1.
+
+    Shapes:
+        mask ``(B, T)`` bool; returns ``(B, T)`` int64 in [0, parts) at the tokens, -1 elsewhere.
+
+    Raises:
+        ValueError: If the mask is not boolean or not two-dimensional, or `parts` is no count.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, True, True], [False, True, True, False]])
+        >>> relative_position(mask, 2)
+        tensor([[ 0,  0,  1,  1],
+                [-1,  0,  1, -1]])
+    """
+    check_dim(2, mask=mask)
+    check_mask(mask.shape, mask=mask)
+    check_whole(1, parts=parts)
+    place = (mask.cumsum(1) - 1) * parts // mask.sum(1, keepdim=True).clamp(min=1)
+    return place.masked_fill(~mask, -1)
 
 
 def response_mask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -77,7 +78,7 @@ class RewardModel(Reward):
         encoded = [self._encode(prompt, response.text) for response in responses]
         scores: list[float | None] = [None] * len(encoded)
         limit = self.max_length
-        fitting = [i for i, ids in enumerate(encoded) if limit is None or len(ids) <= limit]
+        fitting = [i for i, ids in enumerate(encoded) if 0 < len(ids) <= (limit or len(ids))]
         for start in range(0, len(fitting), self.batch_size):
             chosen = fitting[start : start + self.batch_size]
             for i, score in zip(chosen, self._score([encoded[i] for i in chosen]), strict=True):
@@ -93,7 +94,11 @@ class RewardModel(Reward):
 
     @torch.no_grad()
     def _score(self, rows: list[list[int]]) -> list[float]:
-        pad = self.model.config.pad_token_id
+        # a token of none of the texts: the model takes its score before the padding, and would
+        # take an end token for padding too if the two had one number
+        used = {token for row in rows for token in row}
+        pad = next(i for i in count() if i not in used)
+        self.model.config.pad_token_id = pad
         ids = pad_sequence([torch.tensor(row) for row in rows], True, pad).to(self.model.device)
         lengths = torch.tensor([len(row) for row in rows], device=ids.device)
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]

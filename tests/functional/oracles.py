@@ -302,6 +302,18 @@ def position_ids(mask):
     return [[sum(row[:t]) for t, m in enumerate(row) if m] for row in mask.tolist()]
 
 
+def last_token(mask):
+    """Column of the last token of each row; None in a row without one."""
+    return [max((t for t, m in enumerate(row) if m), default=None) for row in mask.tolist()]
+
+
+def relative_position(mask, parts):
+    """For each row, the part that each of its tokens is in."""
+    return [
+        [math.floor(parts * i / sum(row)) for i in range(sum(row))] for row in mask.long().tolist()
+    ]
+
+
 def response_mask(ids, eos_ids, lengths):
     mask, truncated = torch.zeros(ids.shape, dtype=torch.bool), []
     for i, row in enumerate(ids.tolist()):

@@ -80,6 +80,7 @@ CALLS = {
         {"token_rewards": X, **KL[0], "mask": M, "coef": 0.1},
         {"token_rewards": "numbers", **KL[1], "mask": "mask", "coef": [NAN, INF, -0.1]},
     ),
+    "last_token": BY_MASK,
     "length_adaptive_lambda": (
         {"lengths": L, "alpha": 0.05},
         {"lengths": "lengths", "alpha": POSITIVE, "lambda_min": [NAN, -0.1, 1.0]},
@@ -109,6 +110,7 @@ CALLS = {
     ),
     "prompt_mean": ({**LOSS[0], "group_ids": G}, {**LOSS[1], "group_ids": "integers"}),
     "prompt_weights": ({**BY_MASK[0], "group_ids": G}, {**BY_MASK[1], "group_ids": "integers"}),
+    "relative_position": ({**BY_MASK[0], "parts": 2}, {**BY_MASK[1], "parts": [0, *COUNT]}),
     "response_mask": (
         {"ids": IDS, "eos_ids": [2], "lengths": L},
         {"ids": "integers", "eos_ids": [2, [2.5], "2", [None]], "lengths": "lengths"},

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from oracles import PROPERTY, masks
 
 from lit_reason.functional import (
+    last_token,
     outcome_to_tokens,
     position_ids,
+    relative_position,
     response_mask,
     sequence_mean,
     token_mean,
@@ -30,6 +32,24 @@ def test_position_ids_count_the_real_tokens(mask):
 def test_position_ids_of_a_left_padded_row_equal_those_alone():
     mask = torch.tensor([[0] * 7 + [1] * 4])
     assert position_ids(mask)[0, 7:].tolist() == position_ids(torch.ones(1, 4).bool())[0].tolist()
+
+
+@PROPERTY
+@given(masks())
+def test_the_last_token_is_the_one_behind_which_there_is_none(mask):
+    got = last_token(mask)
+    assert [row.nonzero().flatten().tolist() for row in got] == [
+        [] if t is None else [t] for t in oracles.last_token(mask)
+    ]
+
+
+@PROPERTY
+@given(masks(), st.integers(1, 7))
+def test_relative_positions_cut_a_response_into_equal_parts(mask, parts):
+    got = relative_position(mask, parts)
+    rows = [row[m].tolist() for row, m in zip(got, mask, strict=True)]
+    assert rows == oracles.relative_position(mask, parts)
+    assert (got[~mask] == -1).all()
 
 
 @PROPERTY

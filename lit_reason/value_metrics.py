@@ -1,0 +1,76 @@
+"""How well a critic predicts on held-out problems, exact over batches and ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_reason.functional import relative_position
+
+
+class ValueMetrics(Metric):
+    r"""Explained variance of the critic and its bias before the first token.
+
+    .. math:: \mathrm{EV} = 1 - \mathrm{Var}(R - V) / \mathrm{Var}(R), \qquad
+              \mathrm{bias} = \overline{V(s_0)} - \overline{R}
+
+    Over all tokens of all responses, and by relative position in the response. 0 where the returns
+    do not vary. The state is sums in float64, so that it does not depend on batches or ranks.
+
+    Args:
+        positions: Equal parts of a response, each with an explained variance of its own.
+
+    Example:
+        >>> metric = ValueMetrics(positions=2)
+        >>> returns = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+        >>> values = returns * torch.tensor([0.0, 0.5])  # sees the outcome halfway
+        >>> metric.update(values, returns, torch.ones(2, 2, dtype=torch.bool))
+        >>> scores = metric.compute()
+        >>> [scores[f"explained_variance_{i}"] for i in (1, 2)], scores["bias"]
+        ([0.0, 0.75], 0.0)
+    """
+
+    full_state_update = False
+    sums: Tensor
+    start: Tensor
+
+    def __init__(self, positions: int = 4) -> None:
+        super().__init__()
+        self.positions = positions
+        shape = (positions, 5)
+        self.add_state("sums", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("start", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, returns: Tensor, mask: Tensor) -> None:
+        """Adds responses.
+
+        Args:
+            values: (B, T) V before each token.
+            returns: (B, T) what followed.
+            mask: (B, T) bool: the token was sampled.
+        """
+        part = relative_position(mask, self.positions)
+        r, e = returns.double(), (returns - values).double()
+        columns = torch.stack([torch.ones_like(r), r, r**2, e, e**2], dim=-1)
+        for i in range(self.positions):
+            self.sums[i] += columns[mask & (part == i)].sum(dim=0)
+        first = mask & (mask.cumsum(1) == 1)
+        self.start += torch.stack([first.sum().double(), -e[first].sum()])
+
+    def compute(self) -> dict[str, float]:
+        """`explained_variance`, `explained_variance_1` to `_N`, and `bias`."""
+        parts = {f"explained_variance_{i + 1}": row for i, row in enumerate(self.sums)}
+        scores = {"explained_variance": _explained(self.sums.sum(dim=0))}
+        scores |= {name: _explained(row) for name, row in parts.items()}
+        count, total = self.start.tolist()
+        return {**scores, "bias": total / max(count, 1.0)}
+
+
+def _explained(sums: Tensor) -> float:
+    n, r, rr, e, ee = sums.tolist()
+    if n == 0:
+        return 0.0
+    total, residual = rr - r * r / n, ee - e * e / n
+    # rounding of equal returns leaves a spread of about eps
+    return 0.0 if total <= 1e-12 * max(rr, 1e-300) else 1.0 - residual / total
