@@ -91,7 +91,8 @@ def documented(key):
             last = re.sub(r"_[a-z]+$", "", last) + name if name.startswith("_") else name
             names |= {last, *([last + name] if name.startswith("_") else [])}
     patterns = [re.escape(n).replace("NAME", r"\w+") for n in names]
-    patterns += [r"entropy/position_\d+", r"val/(pass|maj)_at_\d+", r"response_length_\w+"]
+    patterns += [r"entropy/position_\d+", r"(val/)?value/explained_variance_\d+"]
+    patterns += [r"val/(pass|maj)_at_\d+", r"response_length_\w+"]
     key = re.sub(r"^(val/.*)_(low|high)$", r"\1", key)
     return any(re.fullmatch(p, key) for p in patterns)
 
