@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Qwen2Config
 
 from lit_reason.__main__ import main
-from lit_reason.advantages import GAE, GroupRelative
+from lit_reason.advantages import GAE
 from lit_reason.aggregation import TokenMean
 from lit_reason.backbones import Bundled, Pretrained
 from lit_reason.batch import Experience, Prediction
@@ -27,16 +27,15 @@ from lit_reason.callbacks import (
 )
 from lit_reason.callbacks.predictions import prediction_rows
 from lit_reason.callbacks.samples import COLUMNS, describe_rows
-from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.learner import Update
 from lit_reason.lists import as_list
 from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, ValueLoss
-from lit_reason.rewards import Correctness
 from lit_reason.rollout import Sampling
 from lit_reason.tasks import PlanCount
 from tests.conftest import SMALL, demonstrations, fails, ready, tiny
+from tests.runs import data_of, module_of, run
 
 # some runs here are parts of longer ones and end within their warm-up
 pytestmark = pytest.mark.filterwarnings(
@@ -47,28 +46,6 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module")
 def policy():
     return Bundled()
-
-
-def module_of(policy, critic=True, **kwargs):
-    estimator, value = (GAE(), ValueLoss()) if critic else (GroupRelative(), None)
-    kwargs.setdefault("update", Update(1, 8, 8))
-    kwargs.setdefault("actor_optimizer", lambda p: torch.optim.AdamW(p, lr=1e-3))
-    return ReasonModule(policy, estimator, ClippedSurrogate(), value, **kwargs)
-
-
-def data_of(**kwargs):
-    settings = {
-        "task": PlanCount(n_max=3),
-        "val_task": PlanCount("held_out", n_max=3, limit=4),
-        "rewards": {"correctness": Correctness()},
-        "groups_per_rollout": 2,
-        "group_size": 4,
-        "rollouts_per_epoch": 2,
-        "sampling": Sampling(max_new_tokens=24),
-        "val_samples": 2,
-        "seed": 0,
-    }
-    return RolloutDataModule(**{**settings, **kwargs})
 
 
 class Watch(Callback):
@@ -82,20 +59,6 @@ class Watch(Callback):
         self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
         if self.look is not None:
             self.seen.append(self.look(module))
-
-
-def run(module, data, *callbacks, ckpt_path=None, **kwargs):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"num_sanity_val_steps": 0, "limit_val_batches": 0, "max_epochs": 1}
-    trainer = Trainer(
-        accelerator="cpu",
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        default_root_dir="run",
-        **{**quiet, **kwargs},
-    )
-    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
-    return trainer
 
 
 def state(module, network):

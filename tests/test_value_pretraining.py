@@ -4,20 +4,18 @@ import copy
 import json
 import re
 import warnings
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from lit_reason.advantages import GAE, GroupRelative
-from lit_reason.backbones import Bundled, Pretrained, Scratch, character_tokenizer
+from lit_reason.backbones import Pretrained, Scratch, character_tokenizer
 from lit_reason.callbacks import RolloutRecorder, ValuePretraining, ValueWarmup
 from lit_reason.critics import save_critic
-from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import GroupFilter
 from lit_reason.fingerprint import fingerprint
@@ -25,45 +23,23 @@ from lit_reason.functional import explained_variance, gae, last_token
 from lit_reason.learner import Update
 from lit_reason.module import ReasonModule
 from lit_reason.networks import state_values, values_and_after
-from lit_reason.objectives import ClippedSurrogate, ValueLoss
+from lit_reason.objectives import ClippedSurrogate
 from lit_reason.recorded import Recorded
-from lit_reason.rewards import Correctness
-from lit_reason.rollout import Sampling
 from lit_reason.tasks import PlanCount
 from lit_reason.tasks.plan_count import ALPHABET
 from lit_reason.value_metrics import ValueMetrics
+from tests import runs
 from tests.conftest import SMALL, config, demonstrations, fails, fit, ready, tiny
+from tests.runs import module_of, run, shipped
 
 MONITORED = "val/value/explained_variance"
 PRETRAIN = [config("value_pretrain.yaml"), *SMALL, "--model.update.critic_minibatch_size=8"]
 
 
-@lru_cache
-def shipped():
-    return Bundled()
-
-
-def module_of(backbone=None, advantage=None, **kwargs):
-    kwargs.setdefault("update", Update(1, 8, 8))
-    kwargs.setdefault("actor_optimizer", lambda p: torch.optim.AdamW(p, lr=1e-3))
-    value = ValueLoss()
-    backbone, advantage = backbone or shipped(), advantage or GAE()
-    return ReasonModule(backbone, advantage, ClippedSurrogate(), value, **kwargs)
-
-
 def data_of(**kwargs):
-    settings = {
-        "task": PlanCount(n_max=3, limit=6),
-        "val_task": PlanCount("held_out", n_max=3, limit=4),
-        "rewards": {"correctness": Correctness()},
-        "groups_per_rollout": 2,
-        "group_size": 4,
-        "rollouts_per_epoch": 3,
-        "sampling": Sampling(max_new_tokens=24),
-        "val_samples": 2,
-        "seed": 0,
-    }
-    return RolloutDataModule(**{**settings, **kwargs})
+    """Few problems, so that every one of them is recorded."""
+    few = {"task": PlanCount(n_max=3, limit=6), "rollouts_per_epoch": 3}
+    return runs.data_of(**{**few, **kwargs})
 
 
 class Keep(Callback):
@@ -76,19 +52,6 @@ class Keep(Callback):
         self.rollouts.append(batch)
         self.experiences.append(outputs["experience"])
         self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
-
-
-def run(module, data, *callbacks, ckpt_path=None, **kwargs):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"num_sanity_val_steps": 0, "max_epochs": 1, "default_root_dir": "run"}
-    trainer = Trainer(
-        accelerator="cpu",
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **{**quiet, **kwargs},
-    )
-    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
-    return trainer
 
 
 def weights(network):
@@ -123,10 +86,10 @@ def test_any_configuration_becomes_its_own_value_pretraining_with_one_key():
 
 def test_warm_up_inside_a_run_gives_the_critic_of_the_stage():
     warm = module_of()
-    run(warm, data_of(), ValueWarmup(3, save=True), limit_val_batches=0)
+    run(warm, data_of(), ValueWarmup(3, save=True))
     alone = module_of()
     callback = ValuePretraining(patience=None)
-    run(alone, data_of(), callback, limit_val_batches=0, default_root_dir="alone")
+    run(alone, data_of(), callback, default_root_dir="alone")
     assert torch.equal(weights(warm.critic), weights(alone.critic))
     a, b = (load_file(Path(f, "critic", "critic.safetensors")) for f in ("run", "alone"))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -144,7 +107,8 @@ def test_the_best_critic_is_kept_and_the_run_ends_when_none_is_better():
 
     callback = Scripted(patience=3)
     module = module_of()
-    trainer = run(module, data_of(rollouts_per_epoch=1), callback, max_epochs=6)
+    whole = {"max_epochs": 6, "limit_val_batches": 1.0}
+    trainer = run(module, data_of(rollouts_per_epoch=1), callback, **whole)
     assert trainer.current_epoch == 5  # 0.504 is no rise by the least that counts
     assert callback.best == 0.5
     assert not torch.equal(kept[0], kept[1])
@@ -155,7 +119,7 @@ def test_the_best_critic_is_kept_and_the_run_ends_when_none_is_better():
 def test_the_policy_is_not_scored_while_nobody_reads_it(monkeypatch):
     module, calls = module_of(), []
     monkeypatch.setattr(module, "_score", lambda *_: calls.append(1))
-    run(module, data_of(), ValuePretraining(patience=None), limit_val_batches=0)
+    run(module, data_of(), ValuePretraining(patience=None))
     assert not calls
 
 
@@ -298,7 +262,7 @@ def test_a_crash_while_writing_leaves_the_earlier_critic(tmp_path, monkeypatch):
 
 def test_regressing_the_last_token_only_leaves_the_others_alone():
     keep = Keep()
-    run(module_of(), data_of(), ValueWarmup(2, tokens="last"), keep, limit_val_batches=0)
+    run(module_of(), data_of(), ValueWarmup(2, tokens="last"), keep)
     for i, rollout in enumerate(keep.rollouts):
         want = last_token(rollout.response_mask) if i < 2 else rollout.response_mask
         assert torch.equal(rollout.value_mask, want)
@@ -312,7 +276,7 @@ def recording(tmp_path_factory):
     """The responses of three rollouts of the shipped policy, as text, and those rollouts."""
     folder, keep = tmp_path_factory.mktemp("recording"), Keep()
     callbacks = ValuePretraining(patience=None), RolloutRecorder(), keep
-    run(module_of(), data_of(), *callbacks, limit_val_batches=0, default_root_dir=folder)
+    run(module_of(), data_of(), *callbacks, default_root_dir=folder)
     return (folder / "rollouts.jsonl").read_text(), keep.rollouts
 
 
@@ -346,7 +310,8 @@ def test_a_critic_learns_from_recorded_responses_for_many_epochs(recorded):
     }
     keep, module = Keep(), module_of()
     data = data_of(engine=Recorded(str(path)))
-    run(module, data, ValuePretraining(patience=None), keep, max_epochs=2)
+    callback = ValuePretraining(patience=None)
+    run(module, data, callback, keep, max_epochs=2, limit_val_batches=1.0)
     assert len(keep.rollouts) == 6
     for batch in keep.rollouts:
         assert not batch.on_policy
@@ -369,7 +334,6 @@ def test_offline_pretraining_resumes_to_the_same_bits(recorded):
             data_of(engine=engine),
             ValuePretraining(patience=None),
             max_epochs=epochs,
-            limit_val_batches=0,
             ckpt_path=ckpt_path,
         )
         return module, trainer
@@ -386,15 +350,15 @@ def test_responses_of_another_policy_are_refused_unless_forced(recorded, tmp_pat
     lines = path.read_text().replace(fingerprint(shipped().actor()), "0123456789abcdef")
     path.write_text(lines)
     with pytest.raises(ConfigError, match=r"path=.*policy 0123456789abcdef.*force=true"):
-        run(module_of(), data_of(engine=Recorded(str(path))), ValuePretraining())
+        run(module_of(), data_of(engine=Recorded(str(path))), ValuePretraining(patience=None))
     engine = Recorded(str(path), force=True)
-    run(module_of(), data_of(engine=engine), ValuePretraining(patience=None), limit_val_batches=0)
+    run(module_of(), data_of(engine=engine), ValuePretraining(patience=None))
 
 
 def test_recorded_responses_do_not_train_a_policy(recorded):
     path, _ = recorded
     with pytest.raises(ConfigError, match="may train the critic only; add the callback ValuePre"):
-        run(module_of(), data_of(engine=Recorded(str(path))), limit_val_batches=0)
+        run(module_of(), data_of(engine=Recorded(str(path))))
 
 
 @pytest.mark.usefixtures("recorded")
@@ -403,29 +367,25 @@ def test_files_that_hold_no_rollouts_of_this_task_are_refused(tmp_path):
         Recorded("nowhere")
     data = data_of(engine=Recorded("run"), group_size=8)
     with pytest.raises(ConfigError, match=r"group_size=8: .* holds 4 responses"):
-        run(module_of(), data, ValuePretraining())
+        run(module_of(), data, ValuePretraining(patience=None))
     data = data_of(engine=Recorded("run"), task=PlanCount(n_min=4, n_max=5, limit=1))
     with pytest.raises(ConfigError, match="holds responses to none of the 1 prompts"):
-        run(module_of(), data, ValuePretraining())
+        run(module_of(), data, ValuePretraining(patience=None))
     other = tmp_path / "other.jsonl"
     other.write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match=r"other\.jsonl is no file of RolloutRecorder"):
-        run(module_of(), data_of(engine=Recorded(str(other))), ValuePretraining())
+        run(module_of(), data_of(engine=Recorded(str(other))), ValuePretraining(patience=None))
 
 
 def test_a_resumed_run_records_no_rollout_twice():
     module = module_of()
-    trainer = run(
-        module, data_of(), ValuePretraining(patience=None), RolloutRecorder(), limit_val_batches=0
-    )
+    trainer = run(module, data_of(), ValuePretraining(patience=None), RolloutRecorder())
     trainer.save_checkpoint("half.ckpt")
     whole = Path("run/rollouts.jsonl").read_text()
     with Path("run/rollouts.jsonl").open("a") as file:
         file.write('{"rollout": 3}\n{"roll')
     callbacks = ValuePretraining(patience=None), RolloutRecorder()
-    run(
-        module_of(), data_of(), *callbacks, max_epochs=2, limit_val_batches=0, ckpt_path="half.ckpt"
-    )
+    run(module_of(), data_of(), *callbacks, max_epochs=2, ckpt_path="half.ckpt")
     rows = Path("run/rollouts.jsonl").read_text()
     assert rows.startswith(whole)
     assert [json.loads(r)["rollout"] for r in rows.splitlines()] == [i // 2 for i in range(12)]
@@ -444,7 +404,7 @@ class FirstOnly(GroupFilter):
 def filtered(sees_all, **kwargs):
     keep, module = Keep(), module_of(**kwargs)
     data = data_of(group_filter=FirstOnly(), critic_sees_all=sees_all, groups_per_round=3)
-    run(module, data, keep, limit_val_batches=0)
+    run(module, data, keep)
     return keep
 
 
@@ -474,7 +434,7 @@ def test_with_monte_carlo_advantages_the_policys_first_update_is_the_same_bit_fo
             groups_per_round=3,
             rollouts_per_epoch=1,
         )
-        run(module, data, limit_val_batches=0)
+        run(module, data)
         firsts.append((weights(module.actor), weights(module.critic)))
     assert torch.equal(firsts[0][0], firsts[1][0])
     assert not torch.equal(firsts[0][1], firsts[1][1])
@@ -486,7 +446,7 @@ def test_critic_sees_all_without_a_filter_or_a_critic_has_no_effect():
     module = ReasonModule(shipped(), GroupRelative(), ClippedSurrogate(), update=Update(1, 8, 8))
     data = data_of(critic_sees_all=True, group_filter=FirstOnly())
     with pytest.warns(ConfigWarning, match=r"critic_sees_all=True: has no effect without a critic"):
-        run(module, data, limit_val_batches=0)
+        run(module, data)
 
 
 # --- truncated responses --------------------------------------------------------------------------
