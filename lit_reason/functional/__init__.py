@@ -11,6 +11,10 @@ Advantages (`advantages`)
     * :func:`gae`: GAE Eq. 16, VAPO Eq. 3
     * :func:`length_adaptive_lambda`: VAPO Eq. 4-5
 
+What advantages are made of (`critic`)
+    * :func:`advantage_parts`, :func:`reward_share`: rewards and critic, apart
+    * :func:`effective_horizon`: how far λ looks, VAPO Eq. 4
+
 Group-relative advantages (`groups`)
     * :func:`group_relative`: GRPO 4.1.2, DAPO Eq. 9, Dr. GRPO
     * :func:`group_relative_process`: GRPO 4.1.3
@@ -70,6 +74,7 @@ from lit_reason.functional.aggregation import (
     token_mean,
     token_weights,
 )
+from lit_reason.functional.critic import advantage_parts, effective_horizon, reward_share
 from lit_reason.functional.evaluation import (
     bootstrap_interval,
     majority_at_k,
@@ -110,12 +115,14 @@ __all__ = [
     "EntropyMode",
     "Reduce",
     "WeightsAndCount",
+    "advantage_parts",
     "aggregate",
     "bootstrap_interval",
     "clip_masks",
     "clipped_surrogate",
     "constant_mean",
     "constant_weights",
+    "effective_horizon",
     "explained_variance",
     "gae",
     "group_relative",
@@ -143,6 +150,7 @@ __all__ = [
     "prompt_weights",
     "relative_position",
     "response_mask",
+    "reward_share",
     "sequence_mean",
     "sequence_weights",
     "soft_overlong",

@@ -389,3 +389,34 @@ def majority_at_k(answers, gold):
     best = max((answers.count(a) for a in answers), default=0)
     winners = {a for a in answers if answers.count(a) == best}
     return (gold in winners) / len(winners) if winners else 0.0
+
+
+# ---- what advantages are made of -----------------------------------------------------------------
+
+
+def advantage_parts(rewards, values, mask, gamma, lam, after=None):
+    """Row by row, the definition's sums of rewards and of differences of values."""
+    parts = torch.zeros(2, *mask.shape, dtype=torch.float64)
+    for i, row in enumerate(mask):
+        where = row.nonzero().flatten().tolist()
+        decay = gamma * float(lam[i] if isinstance(lam, torch.Tensor) else lam)
+        end = 0.0 if after is None else float(after[i])
+        v = [float(values[i, t]) for t in where] + [end]
+        for k, t in enumerate(where):
+            for j in range(k, len(where)):
+                weight = decay ** (j - k)
+                parts[0, i, t] += weight * float(rewards[i, where[j]])
+                parts[1, i, t] += weight * (gamma * v[j + 1] - v[j])
+    return parts[0], parts[1]
+
+
+def reward_share(from_rewards, from_values, mask):
+    rewards = math.fsum(abs(x) for x in valid(from_rewards, mask))
+    values = math.fsum(abs(x) for x in valid(from_values, mask))
+    return rewards / (rewards + values) if rewards + values > 0 else 0.0
+
+
+def effective_horizon(length, lam, gamma):
+    """The weights summed one by one, never more of the sum than there are tokens."""
+    decay = gamma * lam
+    return length if decay == 1 else min(length, 1 / (1 - decay))

@@ -33,7 +33,14 @@ BY_MASK = {"mask": M}, {"mask": "mask"}
 LOSS = {"loss": X, "mask": M}, {"loss": "any", "mask": "mask"}
 SCORING = {"temperature": [NAN, INF, -1.0], "entropy": ["yes", None], "chunk": [0, -1, 1.5]}
 
+GAE = (
+    {"rewards": X, "values": X, "mask": M, "lam": R, "bootstrap": R},
+    {"rewards": "numbers", "values": "numbers", "mask": "mask", "bootstrap": "numbers",
+     "lam": [*FRACTION, R + 0.1, R * NAN, X], "gamma": FRACTION},
+)  # fmt: skip
+
 CALLS = {
+    "advantage_parts": GAE,
     "aggregate": (
         {"loss": X, "weights": X, "count": 1.0},
         {"loss": "any", "weights": "numbers", "count": [NAN, INF, -1.0, R]},
@@ -46,15 +53,15 @@ CALLS = {
     "clipped_surrogate": SURROGATE,
     "constant_mean": ({**LOSS[0], "length": 4}, {**LOSS[1], "length": POSITIVE}),
     "constant_weights": ({**BY_MASK[0], "length": 4}, {**BY_MASK[1], "length": POSITIVE}),
+    "effective_horizon": (
+        {"lengths": L, "lam": R},
+        {"lengths": "lengths", "lam": [*FRACTION, R + 0.1, R * NAN, X], "gamma": FRACTION},
+    ),
     "explained_variance": (
         {"values": X, "returns": X, "mask": M},
         {"values": "numbers", "returns": "numbers", "mask": "mask", "reduce": FREE},
     ),
-    "gae": (
-        {"rewards": X, "values": X, "mask": M, "lam": R, "bootstrap": R},
-        {"rewards": "numbers", "values": "numbers", "mask": "mask", "bootstrap": "numbers",
-         "lam": [*FRACTION, R + 0.1, R * NAN, X], "gamma": FRACTION},
-    ),
+    "gae": GAE,
     "group_relative": (
         {"rewards": R, "group_ids": G, "valid": M[:, 0], "group_size": 2},
         {"rewards": "numbers", "group_ids": "integers", "valid": "mask",
@@ -115,6 +122,10 @@ CALLS = {
         {"ids": IDS, "eos_ids": [2], "lengths": L},
         {"ids": "integers", "eos_ids": [2, [2.5], "2", [None]], "lengths": "lengths"},
     ),
+    "reward_share": (
+        {"from_rewards": X, "from_values": X, "mask": M},
+        {"from_rewards": "numbers", "from_values": "numbers", "mask": "mask", "reduce": FREE},
+    ),
     "sequence_mean": LOSS,
     "sequence_weights": BY_MASK,
     "soft_overlong": (
@@ -150,7 +161,7 @@ ANY_RANK = {
     "aggregate", "clip_masks", "clipped_surrogate", "explained_variance", "kl_k1", "kl_k2", "kl_k3",
     "hidden_logprobs_and_entropy", "length_adaptive_lambda", "logprobs_and_entropy",
     "majority_of_classes", "masked_mean", "masked_sum", "masked_whiten", "mean_at_k", "nll",
-    "soft_overlong", "value_loss", "zero_outside",
+    "reward_share", "soft_overlong", "value_loss", "zero_outside",
 }  # fmt: skip
 MUST_NOT_BE_EMPTY = {
     "group_relative", "group_relative_process", "prompt_mean", "prompt_weights", "kimi_length",
