@@ -292,6 +292,10 @@ class Experience(_Rows):
         values: (B, T) float32: of the critic before the update; `None` without one.
         advantages: (B, T) float32.
         returns: (B, T) float32: the critic's targets; `None` without one.
+        rewards: (B, T) float32: what the advantage estimator was given, any KL penalty included.
+        lam: (B,) float32: λ of the policy's advantages; `None` if the estimator has none.
+        after: (B,) float32: what the state after the last token counts as, where a truncated
+            response is bootstrapped; `None` if none is.
         phase: "joint", or "value_warmup" while only the critic learns.
     """
 
@@ -302,6 +306,9 @@ class Experience(_Rows):
     entropy: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    rewards: Tensor | None = None
+    lam: Tensor | None = None
+    after: Tensor | None = None
     phase: str = "joint"
 
     def __len__(self) -> int:

@@ -242,7 +242,14 @@ class ReasonModule(LightningModule):
             mask = rollout.response_mask
             returns = gae(rewards, values, mask, self.advantage.gamma, 1.0, *after) + values
         experience = Experience(
-            rollout=rollout, advantages=advantages, returns=returns, phase=self.phase, **columns
+            rollout=rollout,
+            advantages=advantages,
+            returns=returns,
+            rewards=rewards,
+            lam=extra.get("gae/lambda"),
+            after=after[0] if after else None,
+            phase=self.phase,
+            **columns,
         )
         return experience, self._describe(experience, extra)
 

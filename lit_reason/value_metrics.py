@@ -61,13 +61,19 @@ class ValueMetrics(Metric):
     def compute(self) -> dict[str, float]:
         """`explained_variance`, `explained_variance_1` to `_N`, and `bias`."""
         parts = {f"explained_variance_{i + 1}": row for i, row in enumerate(self.sums)}
-        scores = {"explained_variance": _explained(self.sums.sum(dim=0))}
-        scores |= {name: _explained(row) for name, row in parts.items()}
+        scores = {"explained_variance": explained_of_sums(self.sums.sum(dim=0))}
+        scores |= {name: explained_of_sums(row) for name, row in parts.items()}
         count, total = self.start.tolist()
         return {**scores, "bias": total / max(count, 1.0)}
 
 
-def _explained(sums: Tensor) -> float:
+def explained_of_sums(sums: Tensor) -> float:
+    """Explained variance of n returns R with errors E = R - V; 0 where the returns do not vary.
+
+    Args:
+        sums: (5,) float64: n and the sums of R, R², E and E², of which any constant may have been
+            subtracted first.
+    """
     n, r, rr, e, ee = sums.tolist()
     if n == 0:
         return 0.0

@@ -5,6 +5,7 @@ before the update.
 The others only observe.
 """
 
+from lit_reason.callbacks.critic import CriticMonitor
 from lit_reason.callbacks.entropy import EntropyMonitor
 from lit_reason.callbacks.overlong import OverlongFilter
 from lit_reason.callbacks.predictions import PredictionWriter
@@ -16,6 +17,7 @@ from lit_reason.callbacks.value_pretraining import ValuePretraining
 from lit_reason.callbacks.value_warmup import ValueWarmup
 
 __all__ = [
+    "CriticMonitor",
     "EntropyMonitor",
     "OverlongFilter",
     "PredictionWriter",

@@ -1,0 +1,283 @@
+"""What a rollout says of a critic: numbers for the log and curves, exact over ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_reason.batch import Experience
+from lit_reason.functional import (
+    Reduce,
+    advantage_parts,
+    effective_horizon,
+    gae,
+    relative_position,
+    reward_share,
+    unchecked_values,
+)
+from lit_reason.value_metrics import explained_of_sums
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where things are measured; the same on every rank and for every rollout.
+
+    Attributes:
+        positions: Equal parts of a response, each with a logged explained variance.
+        points: Points of a curve over the response, a multiple of `positions`.
+        low: Lower end of the calibration bins.
+        high: Upper end.
+        bins: Their number. A prediction beyond the ends counts in the outermost bin.
+        length_bins: Parts into which the lengths up to the longest response are cut.
+    """
+
+    positions: int = 4
+    points: int = 20
+    low: float = -1.0
+    high: float = 1.0
+    bins: int = 10
+    length_bins: int = 8
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What one rollout says.
+
+    Attributes:
+        scalars: Quantities to log; without those that nothing was measured for on any rank.
+        curves: Lists of numbers for a file, `None` where nothing was measured.
+    """
+
+    scalars: dict[str, float]
+    curves: dict[str, Any]
+
+
+@torch.no_grad()
+@unchecked_values()  # a critic that has diverged is the guard's business; it shows as a gap
+def diagnose(
+    experience: Experience,
+    gamma: float,
+    longest: int,
+    grid: Grid = Grid(),
+    reduce: Reduce | None = None,
+) -> Diagnosis:
+    """Compares the values of a rollout with what followed, and its advantages with each other.
+
+    What is said of values is over all sampled tokens of the responses that train the critic, what
+    is said of advantages over the tokens that train the actor.
+
+    Args:
+        experience: The rollout of this rank, with values and rewards.
+        gamma: Discount γ.
+        longest: Length of the longest response of any rank.
+        grid: Where to measure.
+        reduce: Sums a tensor over ranks; `None` in a single process.
+    """
+    measured = _Measured(experience, gamma, reduce)
+    sums = {
+        "values": measured.values(grid.points),
+        "advantages": measured.advantages(grid.points),
+        "calibration": measured.calibration(grid),
+        "start": measured.start(),
+        "lambda": measured.lambdas(longest, grid.length_bins),
+    }
+    totals = _reduced(sums, reduce)
+    scalars, explained = _of_values(totals["values"], grid)
+    count, error = totals["start"].tolist()
+    if count:
+        scalars["value/bias"] = -error / count
+    scalars |= measured.of_advantages(totals["lambda"])
+    return Diagnosis(scalars, _curves(totals, explained, grid, longest))
+
+
+class _Measured:
+    """The tensors of a rollout that diagnostics read, and their sums on this rank."""
+
+    def __init__(self, experience: Experience, gamma: float, reduce: Reduce | None) -> None:
+        assert experience.values is not None
+        assert experience.rewards is not None
+        self.experience, self.gamma, self.reduce = experience, gamma, reduce
+        rollout = experience.rollout
+        self.mask, self.right = rollout.response_mask, rollout.correct.long()[:, None]
+        # a warm-up on last tokens is judged at all tokens too
+        self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
+        self.acting = self.mask & rollout.loss_mask
+        rewards, after = experience.rewards, experience.after
+        nothing = torch.zeros_like(experience.values)
+        self.returns = gae(rewards, nothing, self.mask, gamma, 1.0, after)
+        self.errors = self.returns - experience.values
+        self.td = gae(rewards, experience.values, self.mask, gamma, 0.0, after)
+
+    def values(self, points: int) -> Tensor:
+        """(verdicts, points, 8): n, R, R², E, E², δ, δ², V by verdict and position.
+
+        R, E and δ are taken from their means over all ranks, so that the squares do not cancel.
+        """
+        columns = [x.double() for x in (self.returns, self.errors, self.td)]
+        first = torch.stack([self.seen.sum().double(), *(x[self.seen].sum() for x in columns)])
+        count, *means = first if self.reduce is None else self.reduce(first)
+        centred = [x - mean / count.clamp(min=1) for x, mean in zip(columns, means, strict=True)]
+        columns = [y for x in centred for y in (x, x**2)]
+        return self._by_position(self.seen, points, *columns, self._values)
+
+    def advantages(self, points: int) -> Tensor:
+        """(verdicts, points, 2): n and A by verdict and position."""
+        return self._by_position(self.acting, points, self.experience.advantages)
+
+    def calibration(self, grid: Grid) -> Tensor:
+        """(bins, 3): n, V and R of the tokens whose V lies in a bin."""
+        width = (grid.high - grid.low) / grid.bins
+        place = ((self._values - grid.low) / width).floor().nan_to_num(0.0)
+        place = place.clamp(0, grid.bins - 1).long().masked_fill(~self.seen, -1)
+        return sums_by(place, grid.bins, self._values, self.returns)
+
+    def start(self) -> Tensor:
+        """(2,): the number of responses, and R - V before their first token."""
+        first = self.seen & (self.mask.cumsum(1) == 1)
+        return torch.stack([first.sum().double(), self.errors[first].double().sum()])
+
+    def lambdas(self, longest: int, bins: int) -> Tensor:
+        """(bins, 3): n, λ and effective horizon of the responses whose length lies in a bin."""
+        lengths, lam = self.mask.sum(dim=1), self.experience.lam
+        if lam is None:
+            return torch.zeros(bins, 3, dtype=torch.float64, device=lengths.device)
+        place = (lengths * bins).div(longest, rounding_mode="floor").clamp(max=bins - 1)
+        place = place.masked_fill(~self.acting.any(dim=1), -1)
+        return sums_by(place, bins, lam, effective_horizon(lengths, lam, self.gamma))
+
+    def of_advantages(self, lambdas: Tensor) -> dict[str, float]:
+        """The effective horizon, and how much of the advantages the rewards make."""
+        experience = self.experience
+        count, _, horizon = lambdas.sum(dim=0).tolist()
+        if experience.lam is None or not count:
+            return {}
+        parts = advantage_parts(
+            experience.rewards,  # type: ignore[arg-type]
+            self._values,
+            self.mask,
+            self.gamma,
+            experience.lam,
+            experience.after,
+        )
+        share = reward_share(*parts, self.acting, reduce=self.reduce)
+        return {"gae/horizon": horizon / count, "advantage/reward_share": float(share)}
+
+    @property
+    def _values(self) -> Tensor:
+        assert self.experience.values is not None
+        return self.experience.values
+
+    def _by_position(self, mask: Tensor, points: int, *columns: Tensor) -> Tensor:
+        cell = self.right * points + relative_position(self.mask, points)
+        sums = sums_by(cell.masked_fill(~mask, -1), 2 * points, *columns)
+        return sums.view(2, points, -1)
+
+
+def sums_by(place: Tensor, size: int, *columns: Tensor) -> Tensor:
+    """Counts and sums over the entries of each place.
+
+    Args:
+        place: (*) int64 in [0, size), or -1: counts nowhere.
+        size: Number of places.
+        *columns: (*) each.
+
+    Returns:
+        (size, 1 + columns) float64.
+
+    Example:
+        >>> sums_by(torch.tensor([0, 2, 0, -1]), 3, torch.tensor([1.0, 2.0, 3.0, 9.0]))
+        tensor([[2., 4.],
+                [0., 0.],
+                [1., 2.]], dtype=torch.float64)
+    """
+    flat = place.flatten() + 1
+    sums = [
+        torch.zeros(size + 1, dtype=torch.float64, device=flat.device).index_add_(
+            0, flat, column.double().flatten()
+        )
+        for column in (torch.ones_like(place), *columns)
+    ]
+    return torch.stack(sums, dim=1)[1:]
+
+
+def _reduced(sums: dict[str, Tensor], reduce: Reduce | None) -> dict[str, Tensor]:
+    """All sums over all ranks, in one reduction."""
+    flat = torch.cat([x.flatten() for x in sums.values()])
+    total = flat if reduce is None else reduce(flat)
+    parts = total.cpu().split([x.numel() for x in sums.values()])
+    return {name: part.view_as(sums[name]) for name, part in zip(sums, parts, strict=True)}
+
+
+def _of_values(sums: Tensor, grid: Grid) -> tuple[dict[str, float], list[float | None]]:
+    """Scalars of the values, and the explained variance along the response."""
+    by_point = sums.sum(dim=0)
+    parts = by_point.view(grid.positions, -1, by_point.shape[-1]).sum(dim=1)
+    scalars = {
+        f"value/explained_variance_{i + 1}": explained_of_sums(part[:5])
+        for i, part in enumerate(parts)
+        if part[0]
+    }
+    count, td, squares = by_point.sum(dim=0)[[0, 5, 6]].tolist()
+    if count:
+        scalars["value/td_variance"] = squares / count - (td / count) ** 2
+    return scalars, [number(explained_of_sums(x[:5])) if x[0] else None for x in by_point]
+
+
+def _curves(
+    sums: dict[str, Tensor], explained: list[float | None], grid: Grid, longest: int
+) -> dict[str, Any]:
+    values, advantages = sums["values"], sums["advantages"]
+    calibration, lambdas = sums["calibration"], sums["lambda"]
+    edges = [grid.low + (grid.high - grid.low) * i / grid.bins for i in range(grid.bins + 1)]
+    return {
+        "value": _by_verdict(values[..., 0], values[..., 7]),
+        "explained_variance": explained,
+        "advantage": _by_verdict(advantages[..., 0], advantages[..., 1]),
+        "calibration": {
+            "edges": [number(x) for x in edges],
+            "count": calibration[:, 0].long().tolist(),
+            "predicted": means(calibration[:, 0], calibration[:, 1]),
+            "realised": means(calibration[:, 0], calibration[:, 2]),
+        },
+        "lambda": {
+            "edges": [number(longest * i / grid.length_bins) for i in range(grid.length_bins + 1)],
+            "count": lambdas[:, 0].long().tolist(),
+            "mean": means(lambdas[:, 0], lambdas[:, 1]),
+        },
+    }
+
+
+def _by_verdict(count: Tensor, total: Tensor) -> dict[str, list[float | None]]:
+    """Means along the response: of wrong and of correct responses, and of all."""
+    return {
+        "correct": means(count[1], total[1]),
+        "wrong": means(count[0], total[0]),
+        "all": means(count.sum(dim=0), total.sum(dim=0)),
+    }
+
+
+def means(count: Tensor, total: Tensor) -> list[float | None]:
+    """`total / count`, `None` where nothing was counted or the total is not finite."""
+    pairs = zip(count.tolist(), total.tolist(), strict=True)
+    return [number(x / n) if n else None for n, x in pairs]
+
+
+def number(x: float) -> float | None:
+    """Six digits of a number, `None` if it is not finite: files stay small and valid JSON."""
+    return float(f"{x:.6g}") if math.isfinite(x) else None
+
+
+def check_grid(grid: Grid) -> Sequence[str]:
+    """What is wrong with a grid, each as `name=value: rule`."""
+    counts = {n: getattr(grid, n) for n in ("positions", "points", "bins", "length_bins")}
+    wrong = [f"{n}={value}: must be at least 1" for n, value in counts.items() if value < 1]
+    if not wrong and grid.points % grid.positions:
+        wrong.append(f"points={grid.points}: must be a multiple of positions={grid.positions}")
+    if not -math.inf < grid.low < grid.high < math.inf:
+        wrong.append(f"low={grid.low}, high={grid.high}: low must be below high, both finite")
+    return wrong
