@@ -101,17 +101,19 @@ class _Measured:
     def __init__(self, experience: Experience, gamma: float, reduce: Reduce | None) -> None:
         assert experience.values is not None
         assert experience.rewards is not None
-        self.experience, self.gamma, self.reduce = experience, gamma, reduce
+        self.advantage = experience.advantages
+        self.lam, self.after = experience.lam, experience.after
+        self.predicted, self.rewards = experience.values, experience.rewards
+        self.gamma, self.reduce = gamma, reduce
         rollout = experience.rollout
         self.mask, self.right = rollout.response_mask, rollout.correct.long()[:, None]
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask
-        rewards, after = experience.rewards, experience.after
-        nothing = torch.zeros_like(experience.values)
-        self.returns = gae(rewards, nothing, self.mask, gamma, 1.0, after)
-        self.errors = self.returns - experience.values
-        self.td = gae(rewards, experience.values, self.mask, gamma, 0.0, after)
+        nothing = torch.zeros_like(self.predicted)
+        self.returns = gae(self.rewards, nothing, self.mask, gamma, 1.0, self.after)
+        self.errors = self.returns - self.predicted
+        self.td = gae(self.rewards, self.predicted, self.mask, gamma, 0.0, self.after)
 
     def values(self, points: int) -> Tensor:
         """(verdicts, points, 8): n, R, R², E, E², δ, δ², V by verdict and position.
@@ -123,18 +125,18 @@ class _Measured:
         count, *means = first if self.reduce is None else self.reduce(first)
         centred = [x - mean / count.clamp(min=1) for x, mean in zip(columns, means, strict=True)]
         columns = [y for x in centred for y in (x, x**2)]
-        return self._by_position(self.seen, points, *columns, self._values)
+        return self._by_position(self.seen, points, *columns, self.predicted)
 
     def advantages(self, points: int) -> Tensor:
         """(verdicts, points, 2): n and A by verdict and position."""
-        return self._by_position(self.acting, points, self.experience.advantages)
+        return self._by_position(self.acting, points, self.advantage)
 
     def calibration(self, grid: Grid) -> Tensor:
         """(bins, 3): n, V and R of the tokens whose V lies in a bin."""
         width = (grid.high - grid.low) / grid.bins
-        place = ((self._values - grid.low) / width).floor().nan_to_num(0.0)
+        place = ((self.predicted - grid.low) / width).floor().nan_to_num(0.0)
         place = place.clamp(0, grid.bins - 1).long().masked_fill(~self.seen, -1)
-        return sums_by(place, grid.bins, self._values, self.returns)
+        return sums_by(place, grid.bins, self.predicted, self.returns)
 
     def start(self) -> Tensor:
         """(2,): the number of responses, and R - V before their first token."""
@@ -143,7 +145,7 @@ class _Measured:
 
     def lambdas(self, longest: int, bins: int) -> Tensor:
         """(bins, 3): n, λ and effective horizon of the responses whose length lies in a bin."""
-        lengths, lam = self.mask.sum(dim=1), self.experience.lam
+        lengths, lam = self.mask.sum(dim=1), self.lam
         if lam is None:
             return torch.zeros(bins, 3, dtype=torch.float64, device=lengths.device)
         place = (lengths * bins).div(longest, rounding_mode="floor").clamp(max=bins - 1)
@@ -152,25 +154,13 @@ class _Measured:
 
     def of_advantages(self, lambdas: Tensor) -> dict[str, float]:
         """The effective horizon, and how much of the advantages the rewards make."""
-        experience = self.experience
         count, _, horizon = lambdas.sum(dim=0).tolist()
-        if experience.lam is None or not count:
+        if self.lam is None or not count:
             return {}
-        parts = advantage_parts(
-            experience.rewards,  # type: ignore[arg-type]
-            self._values,
-            self.mask,
-            self.gamma,
-            experience.lam,
-            experience.after,
-        )
+        given = self.rewards, self.predicted, self.mask, self.gamma, self.lam, self.after
+        parts = advantage_parts(*given)
         share = reward_share(*parts, self.acting, reduce=self.reduce)
         return {"gae/horizon": horizon / count, "advantage/reward_share": float(share)}
-
-    @property
-    def _values(self) -> Tensor:
-        assert self.experience.values is not None
-        return self.experience.values
 
     def _by_position(self, mask: Tensor, points: int, *columns: Tensor) -> Tensor:
         cell = self.right * points + relative_position(self.mask, points)

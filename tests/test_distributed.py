@@ -5,6 +5,7 @@ and each answers with what the function returned on its rank.
 """
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -358,6 +359,7 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
         "--callbacks.value_warmup.rollouts=1",
         "--model.advantage.whiten=true",
         "--data.val_task=tests.test_distributed.FirstRight",
+        "--callbacks.critic=CriticMonitor",
     ]
     first, second = answers = ranks(fitted, "vapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
@@ -369,11 +371,16 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
     rows = metrics_of(tmp_path / "run")
     assert [row["joint_phase"] for row in rows] == [0, 1]
     assert "loss/policy" not in rows[0]
+    lines = (tmp_path / "run" / "critic.jsonl").read_text().splitlines()
+    curves = [json.loads(line) for line in lines]  # of one rank, over both
+    assert [row["phase"] for row in curves] == ["value_warmup", "joint"]
     for i, row in enumerate(rows):
         lengths = over_ranks(answers, i, "response_mask")
         assert row["response_length"] == pytest.approx(lengths.mean().item())
         assert row["response_length_max"] == lengths.max()
         assert row["response_length_min"] == lengths.min()
+        assert sum(curves[i]["calibration"]["count"]) == lengths.sum()
+        assert curves[i]["lambda"]["edges"][-1] == lengths.max()
         assert row["reward"] == pytest.approx(over_ranks(answers, i, "rewards").mean().item())
         assert row["accuracy"] == pytest.approx(over_ranks(answers, i, "correct").mean().item())
         assert row["value/tokens"] == lengths.sum() / 2

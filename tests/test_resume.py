@@ -29,6 +29,7 @@ FULL = [
     "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR",
     "--callbacks.value_warmup.rollouts=1",
     "--callbacks.samples.every_n_rollouts=1",
+    "--callbacks.critic=CriticMonitor",
 ]
 DIES = """
 from lightning.pytorch import Callback
@@ -115,9 +116,8 @@ def test_the_metrics_of_a_resumed_run_are_those_of_an_uninterrupted_one(runs, na
     assert [float(row["rollout"]) for row in updates] == [1, 2, 3, 4]
     steps = [int(row["step"]) for row in updates]
     assert steps == sorted(set(steps))
-    assert (folder / name / "samples.jsonl").read_text() == (
-        folder / "whole" / "samples.jsonl"
-    ).read_text()
+    for file in ("samples.jsonl", "critic.jsonl"):
+        assert (folder / name / file).read_text() == (folder / "whole" / file).read_text()
 
 
 @pytest.mark.slow

@@ -39,21 +39,41 @@ def write_page(runs: Sequence[Run], picture: Path, path: Path) -> None:
         picture: The PNG that `draw` wrote; it becomes part of the page.
         path: File to write.
     """
-    title = escape(", ".join(run.name for run in runs))
-    image = base64.b64encode(picture.read_bytes()).decode("ascii")
+    title = ", ".join(run.name for run in runs)
     parts = [
-        f"<h1>{title}</h1>",
-        f'<img alt="Training curves of {title}" src="data:image/png;base64,{image}">',
+        image(picture, f"Training curves of {title}"),
         "<h2>Held-out problems</h2>",
         *(_evaluations(run) for run in runs),
         "<h2>Responses</h2>",
         *(_responses(run, named=len(runs) > 1) for run in runs),
     ]
-    body = "\n".join(parts)
+    write_html(path, title, parts)
+
+
+def image(picture: Path, says: str) -> str:
+    """A picture as part of a page.
+
+    Args:
+        picture: A PNG.
+        says: What it shows, as plain text.
+    """
+    data = base64.b64encode(picture.read_bytes()).decode("ascii")
+    return f'<img alt="{escape(says)}" src="data:image/png;base64,{data}">'
+
+
+def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
+    """Writes a page.
+
+    Args:
+        path: File to write.
+        title: As plain text; also the heading.
+        parts: HTML, in which what others wrote is escaped.
+    """
+    title, body = escape(title), "\n".join(parts)
     path.write_text(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width">\n<style>{CSS}</style></head>\n'
-        f"<body>\n{body}\n</body></html>\n",
+        f"<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n",
         encoding="utf-8",
     )
 

@@ -88,39 +88,49 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         figure = Figure(figsize=(13, 7.2), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
         for panel, axes in zip(PANELS, figure.subplots(2, 3).flat, strict=True):
-            _draw_panel(axes, panel, runs)
+            draw_panel(axes, panel, runs)
         names = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
         figure.suptitle(f"{names} · {max(run.rollouts for run in runs)} rollouts", fontsize=12)
-        handles = _legend(runs)
+        handles = legend(runs)
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
         figure.savefig(path)
 
 
-def _draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:
+def draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:
+    """Draws what a panel shows of every run, or says that no run has it."""
     axes.set(title=panel.title, xlabel="rollout", ylabel=panel.unit)
     keys = [k for k in (panel.train, panel.held_out) if k]
     if not any(run.get(key) for run in runs for key in keys):
-        axes.text(
-            0.5, 0.5, panel.absent, transform=axes.transAxes, ha="center", va="center", color=GREY
-        )
-        axes.set(xticks=[], yticks=[])
+        say(axes, panel.absent)
         return
     for i, run in enumerate(runs):
         train, held_out = colours(i, len(runs))
-        _shade_warmup(axes, run, GREY if len(runs) == 1 else train)
+        shade_warmup(axes, run, GREY if len(runs) == 1 else train)
         if series := run.get(panel.train):
-            _draw_train(axes, series, train)
+            draw_series(axes, series, train)
         if panel.held_out and (series := run.get(panel.held_out)):
             look = {"ms": 4.5, "lw": 1.3, "mec": "white", "mew": 0.6, "zorder": 4}
             axes.plot(series.rollouts, series.values, "o--", color=held_out, **look)
-    axes.set_xlim(left=0, right=max(max(run.rollouts for run in runs), 1) * 1.015)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    fit_rollouts(axes, max(run.rollouts for run in runs))
     if panel.share:
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _draw_train(axes: Any, series: Series, colour: str) -> None:
+def say(axes: Any, text: str) -> None:
+    """Puts a text where nothing can be drawn."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
+    axes.set(xticks=[], yticks=[])
+
+
+def fit_rollouts(axes: Any, rollouts: int) -> None:
+    """Makes the horizontal axis that of the rollouts of a run."""
+    axes.set_xlim(left=0, right=max(rollouts, 1) * 1.015)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def draw_series(axes: Any, series: Series, colour: str) -> None:
+    """Draws values of training rollouts, and a running mean over many of them."""
     if len(series.values) < SMOOTH_FROM:
         dots = {"marker": "."} if len(series.values) == 1 else {}
         axes.plot(series.rollouts, series.values, color=colour, lw=1.6, zorder=3, **dots)
@@ -130,12 +140,14 @@ def _draw_train(axes: Any, series: Series, colour: str) -> None:
     axes.plot(series.rollouts, smooth, color=colour, lw=1.8, zorder=3)
 
 
-def _shade_warmup(axes: Any, run: Run, colour: str) -> None:
+def shade_warmup(axes: Any, run: Run, colour: str) -> None:
+    """Marks the rollouts that train the critic alone."""
     if run.warmup_end is not None:
         axes.axvspan(0, run.warmup_end + 0.5, color=colour, alpha=0.12, lw=0, zorder=0)
 
 
-def _legend(runs: Sequence[Run]) -> list[Any]:
+def legend(runs: Sequence[Run]) -> list[Any]:
+    """What lines, dots and shades stand for."""
     several = len(runs) > 1
     train, held_out = ("#333333", "#333333") if several else colours(0, 1)
     handles: list[Any] = []

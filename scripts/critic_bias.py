@@ -1,0 +1,193 @@
+"""Measures the value-initialisation bias of VC-PPO, and what value pretraining does about it.
+
+python scripts/critic_bias.py --seeds 0 1 2 3 4 --out runs/critic_bias
+
+Trains the quickstart's critic alone for 15 rollouts, once on the last token of each response, as a
+reward model is trained, and once on all tokens, with rewards of -1 / +1 and of 0 / +1. The policy's
+λ is 0.95. With rewards of 0 / +1 the policy then trains for 15 rollouts, while the critic stays as
+it is: the same bias goes on acting. Writes OUT/critic_bias.csv, a row a run, and prints a table.
+Called again it skips what is finished. About an hour for five seeds on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lit_reason.errors import ConfigError
+from lit_reason.report.ablation import Ablation, Result
+from lit_reason.report.child import exit_on_signals
+from lit_reason.report.critic import read_curves
+from lit_reason.report.history import Series, read_run
+from lit_reason.report.sweep import Sweep
+
+WARMUP, JOINT = 15, 15
+CHECKED = 6  # rollouts before the first update of the policy that the curves are averaged over
+# Student's t, two-sided 95 %, by degrees of freedom; that of 9 is conservative for more
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+COMMAND = [
+    "${interpreter}", "-m", "lit_reason", "fit", "--config", "configs/quickstart.yaml",
+    "--model.advantage.alpha=null", "--model.advantage.lam_policy=0.95",
+    "--model.terms.positive_lm=null",
+    "--model.critic_scheduler=torch.optim.lr_scheduler.MultiStepLR",
+    f"--model.critic_scheduler.milestones=[{WARMUP}]", "--model.critic_scheduler.gamma=0.0",
+    f"--callbacks.value_warmup.rollouts={WARMUP}", "--callbacks.value_warmup.save=true",
+    f"--data.rollouts_per_epoch={WARMUP}", "--data.val_samples=4", "${args}",
+]  # fmt: skip
+TOKENS = ("last", "all")
+NAMES = {
+    "early": "mean advantage, first quarter of a response",
+    "late": "mean advantage, last quarter",
+    "tilt": "first minus last quarter",
+    "spread": "highest minus lowest point of the curve",
+    "bias": "V(s₀) - return",
+    "explained": "held-out explained variance",
+    "length_change": "held-out length, change in the joint phase",
+    "accuracy_change": "held-out accuracy, change in the joint phase",
+}
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, default=Path("runs", "critic_bias"))
+    parser.add_argument("extra", nargs="*", help="after --: arguments of every run")
+    given = parser.parse_args(args)
+    rows = []
+    try:
+        for wrong, epochs in ((0, 2), (-1, 1)):
+            ablation = study(wrong, epochs, given.out, given.seeds, given.extra)
+            for result in ablation.run():
+                print(f"{result.point} seed {result.seed}: {result.status}", flush=True)
+                rows += [measure(ablation, result, wrong)] if result.status == "finished" else []
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ConfigError as error:
+        parser.exit(2, f"error: {error}\n")
+    if not rows:
+        parser.exit(1, f"error: every run failed, see {given.out}/*/*/*/log.txt\n")
+    write(rows, given.out / "critic_bias.csv")
+    print(f"\n{table(rows)}\n\n{given.out / 'critic_bias.csv'}")
+
+
+def study(
+    wrong: int, epochs: int, out: Path, seeds: Sequence[int], extra: Sequence[str]
+) -> Ablation:
+    """The runs of one encoding of the rewards."""
+    grid = {
+        "data.rewards.correctness.wrong": [wrong],
+        "trainer.max_epochs": [epochs],
+        "callbacks.value_warmup.tokens": list(TOKENS),
+    }
+    sweep = Sweep("critic_bias", COMMAND, grid, list(seeds), "val/value/explained_variance")
+    return Ablation(sweep, out / f"wrong_{wrong}", extra=extra)
+
+
+def measure(ablation: Ablation, result: Result, wrong: int) -> dict[str, object]:
+    """What a finished run says; lengths and accuracies are empty without a joint phase."""
+    point = next(p for p in ablation.points if p.name == result.point)
+    folder = ablation.folder(point, result.seed) / "run"
+    run, rows = read_run(folder), read_curves(folder)
+    before = rows[max(WARMUP + 1 - CHECKED, 0) : WARMUP + 1]  # the policy is as it was
+    curve = average([row["advantage"]["all"] for row in before])
+    quarter = max(len(curve) // 4, 1)
+    early, late = statistics.fmean(curve[:quarter]), statistics.fmean(curve[-quarter:])
+    bias = run.get("value/bias").values[: WARMUP + 1][-CHECKED:]
+    return {
+        "wrong": wrong,
+        "tokens": point.values["callbacks.value_warmup.tokens"],
+        "seed": result.seed,
+        "early": early,
+        "late": late,
+        "tilt": early - late,
+        "spread": max(curve) - min(curve),
+        "bias": statistics.fmean(bias),
+        "explained": at(run.get("val/value/explained_variance"), WARMUP),
+        "length_change": change(run.get("val/length")),
+        "accuracy_change": change(run.get("val/accuracy")),
+        **{f"point_{i + 1}": x for i, x in enumerate(curve)},
+    }
+
+
+def average(curves: Sequence[Sequence[float | None]]) -> list[float]:
+    """Mean curve of several rollouts, without points at which nothing was measured."""
+    columns = [[x for x in column if x is not None] for column in zip(*curves, strict=True)]
+    return [statistics.fmean(column) for column in columns if column]
+
+
+def at(series: Series, rollout: int) -> float | None:
+    """The value of a series at a rollout."""
+    return dict(zip(series.rollouts, series.values, strict=True)).get(rollout)
+
+
+def change(series: Series) -> float | None:
+    """From the end of the warm-up to the end of the run."""
+    start, end = at(series, WARMUP), at(series, WARMUP + JOINT)
+    return None if start is None or end is None else end - start
+
+
+def write(rows: Sequence[dict[str, object]], path: Path) -> None:
+    """Writes a row a run."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(k for row in rows for k in row)))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{x:.4f}" if isinstance(x, float) else x for k, x in row.items()})
+
+
+def table(rows: Sequence[dict[str, object]]) -> str:
+    """Mean and 95 % interval over seeds, and over the differences of the two critics of a seed."""
+    lines = [
+        "| rewards | quantity | last token only | all tokens | last - all |",
+        "|---|---|---|---|---|",
+    ]
+    for wrong in dict.fromkeys(row["wrong"] for row in rows):
+        for name, label in NAMES.items():
+            found = {t: dict(of(rows, wrong, t, name)) for t in TOKENS}
+            last, every = found["last"], found["all"]
+            if last or every:
+                paired = [last[seed] - every[seed] for seed in last.keys() & every.keys()]
+                cells = (interval(list(x.values())) for x in (last, every))
+                lines.append(
+                    f"| {wrong} / +1 | {label} | {' | '.join(cells)} | {interval(paired)} |"
+                )
+    return "\n".join(lines)
+
+
+def of(
+    rows: Sequence[dict[str, object]], wrong: object, tokens: str, name: str
+) -> Iterator[tuple[object, float]]:
+    """Seed and value of every run of a kind that has one."""
+    for row in rows:
+        value = row[name]
+        if row["wrong"] == wrong and row["tokens"] == tokens and isinstance(value, float):
+            yield row["seed"], value
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and 95 % interval by Student's t.
+
+    Example:
+        >>> interval([1.0, 2.0, 3.0]), interval([1.0]), interval([])
+        ('2.000 [-0.484, 4.484]', '1.000', '-')
+    """
+    if not values:
+        return "-"
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return f"{mean:.3f}"
+    t = T975[min(len(values) - 1, len(T975)) - 1]
+    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
+
+
+if __name__ == "__main__":
+    exit_on_signals()
+    main()
