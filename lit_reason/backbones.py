@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -43,7 +43,12 @@ class Backbone(ABC):
             `ValueWarmup` saved, or a reward model (folder or hub id of a sequence-classification
             model with one label, of the same architecture).
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
+
+    Attributes:
+        fixed_reference: The reference cannot be given the actor's weights later in the run.
     """
+
+    fixed_reference: ClassVar[bool] = False
 
     def __init__(self, critic_init: str = "policy", gradient_checkpointing: bool = False) -> None:
         check_critic_init(critic_init)
@@ -93,25 +98,28 @@ class Backbone(ABC):
     def actor(self) -> PreTrainedModel:
         """The trained policy."""
         model = self._build()
-        # from_pretrained returns eval mode, where gradient checkpointing is off
-        model.train()
-        if self.gradient_checkpointing:
-            _recompute_activations(model)
+        prepare(model, self.gradient_checkpointing)
         return model
 
     def critic(self) -> ValueModel:
         """The value network; see `critic_init`."""
         causal = self._build(random=self.critic_init == "random")
         base: Any = causal.base_model
+        prepare(base, self.gradient_checkpointing)
         critic = ValueModel(base).train()
-        if self.gradient_checkpointing:
-            _recompute_activations(critic.base)
         start_critic(critic, self.critic_init, self.tokenizer)
         return critic
 
     def reference(self) -> PreTrainedModel:
         """The frozen starting policy."""
         return self._build().requires_grad_(False).eval()
+
+    def describe(self) -> dict[str, str]:
+        """What a checkpoint must agree with to hold weights for these networks.
+
+        Nothing where it holds all of them.
+        """
+        return {}
 
     @abstractmethod
     def _load_tokenizer(self) -> Any: ...
@@ -129,11 +137,20 @@ class Backbone(ABC):
         return type(self).__name__
 
 
-def _recompute_activations(model: Any) -> None:
-    # renamed in transformers 5
-    old = "gradient_checkpointing_enable"
-    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
-    enable({"use_reentrant": False})
+def prepare(model: Any, gradient_checkpointing: bool) -> None:
+    """Makes a network ready to train.
+
+    Args:
+        model: A `transformers` model.
+        gradient_checkpointing: Recompute its activations in the backward pass.
+    """
+    # from_pretrained returns eval mode, where gradient checkpointing is off
+    model.train()
+    if gradient_checkpointing:
+        # renamed in transformers 5
+        old = "gradient_checkpointing_enable"
+        enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
+        enable({"use_reentrant": False})
 
 
 class Pretrained(Backbone):

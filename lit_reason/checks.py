@@ -77,6 +77,12 @@ def _check_reference(module: ReasonModule) -> None:
         return
     if every < 1:
         raise ConfigError(f"model.reference_refresh={every}: must be at least 1 rollout, or null")
+    if module.backbone.fixed_reference:
+        raise ConfigError(
+            f"model.reference_refresh={every}: the reference of model.backbone="
+            f"{type(module.backbone).__name__} is the frozen base and cannot follow the actor; "
+            "set it to null"
+        )
     if not module.needs_reference:
         raise ConfigError(
             f"model.reference_refresh={every}: would have no effect without a reference; add a "

@@ -33,6 +33,7 @@ from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
+from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls
 from lit_reason.recorded import Recorded  # noqa: F401

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lit_reason.errors import ConfigError
-from lit_reason.networks import ValueModel
+from lit_reason.networks import ValueModel, base_weights, own_weights
 from lit_reason.reward_models import load_reward_model
 
 CRITIC_FILE = "critic.safetensors"
@@ -38,19 +38,20 @@ def check_critic_init(critic_init: str) -> None:
         )
 
 
-def save_critic(critic: nn.Module, folder: Path, tokenizer: Any, **notes: str) -> None:
+def save_critic(critic: ValueModel, folder: Path, tokenizer: Any, **notes: str) -> None:
     """Writes the critic's weights where `critic_init=FOLDER` finds them.
 
     Args:
-        critic: A `ValueModel`.
+        critic: Of one with adapters, these and the head are written.
         folder: Made if it does not exist.
         tokenizer: Its vocabulary is noted, as another one would give the same weights no sense.
         **notes: Further text to keep in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().contiguous() for name, value in critic.state_dict().items()}
+    weights = {name: value.detach().contiguous() for name, value in own_weights(critic).items()}
     partial = folder / f".{CRITIC_FILE}.partial"
-    save_file(weights, partial, {**notes, "vocabulary": vocabulary(tokenizer)})
+    notes |= {"vocabulary": vocabulary(tokenizer), "adapters": json.dumps(critic.notes)}
+    save_file(weights, partial, notes)
     partial.replace(folder / CRITIC_FILE)  # a crash while writing leaves the earlier one
 
 
@@ -75,20 +76,48 @@ def vocabulary(tokenizer: Any) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
+def check_notes(key: str, noted: dict[str, str], wanted: dict[str, str]) -> None:
+    """Refuses adapters that were made for other networks.
+
+    Args:
+        key: Where their file was named.
+        noted: What the file says of them; nothing if it holds whole networks.
+        wanted: What holds for the networks that are to take them; nothing if they have none.
+
+    Raises:
+        ConfigError: The two differ.
+    """
+    if wanted and not noted:
+        raise ConfigError(f"{key}: holds no adapters, and model.backbone=LoRA takes nothing else")
+    if noted and not wanted:
+        raise ConfigError(f"{key}: holds adapters; set model.backbone to the LoRA of their run")
+    for name, value in wanted.items():
+        if noted.get(name, value) == value:
+            continue
+        if name.endswith("base"):
+            raise ConfigError(f"{key}: its adapters belong to another base than model.backbone")
+        raise ConfigError(
+            f"{key}: its adapters have {name}={noted[name]}, not {value}; set "
+            f"model.backbone.{name} to {noted[name]}"
+        )
+
+
 def _load_critic(critic: ValueModel, file: Path, name: str, tokenizer: Any) -> None:
     try:
         with safe_open(file, "pt") as opened:
-            noted = (opened.metadata() or {}).get("vocabulary")
+            noted = opened.metadata() or {}
         weights = load_file(file)
     except SafetensorError as error:
         raise ConfigError(
             f"model.backbone.critic_init={name}: {file.name} cannot be read ({error})"
         ) from error
-    if noted is not None and noted != vocabulary(tokenizer):
+    if noted.get("vocabulary", vocabulary(tokenizer)) != vocabulary(tokenizer):
         raise ConfigError(
             f"model.backbone.critic_init={name}: the critic was trained with another vocabulary "
             "than that of model.backbone"
         )
+    adapters = json.loads(noted.get("adapters", "{}"))
+    check_notes(f"model.backbone.critic_init={name}", adapters, critic.notes)
     _take(critic, weights, f"model.backbone.critic_init={name}")
 
 
@@ -108,7 +137,7 @@ def _load_reward_model(critic: ValueModel, path: str, tokenizer: Any) -> None:
 
 def _take(critic: ValueModel, weights: dict[str, torch.Tensor], key: str) -> None:
     try:
-        critic.load_state_dict(weights)
+        critic.load_state_dict({**base_weights(critic), **weights})
     except RuntimeError as error:
         reason = " ".join(str(error).split()[:40])
         raise ConfigError(

@@ -18,6 +18,7 @@ from lit_reason.advantages import AdvantageEstimator, check_advantages
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
+from lit_reason.critics import check_notes
 from lit_reason.errors import ConfigError, ConfigWarning, blaming, naming, warn_of_no_effect
 from lit_reason.functional import (
     Reduce,
@@ -31,7 +32,13 @@ from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
 from lit_reason.lists import as_list
 from lit_reason.metrics import GroupMetrics
-from lit_reason.networks import Entropy, policy_outputs, state_values, values_and_after
+from lit_reason.networks import (
+    Entropy,
+    base_weights,
+    policy_outputs,
+    state_values,
+    values_and_after,
+)
 from lit_reason.objectives import LossTerm
 from lit_reason.scores import Samples, why_nothing_is_right
 from lit_reason.stages import enter_stage
@@ -150,8 +157,9 @@ class ReasonModule(LightningModule):
         """One optimizer, and if configured one schedule, for each trained network."""
         configured = []
         for name in self.trained:
+            weights = [p for p in getattr(self, name).parameters() if p.requires_grad]
             with naming(f"model.{name}_optimizer"):
-                optimizer = self.optimizer_factories[name](getattr(self, name).parameters())
+                optimizer = self.optimizer_factories[name](weights)
             entry: dict[str, Any] = {"optimizer": optimizer}
             factory = self.scheduler_factories[name]
             if factory is not None:
@@ -454,13 +462,17 @@ class ReasonModule(LightningModule):
     # --- checkpoints --------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves the reference out unless it was refreshed, and keeps the rollout counter."""
+        """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
         checkpoint["policy_version"] = self.policy_version
-        if self.reference_refresh is None:
-            state = checkpoint["state_dict"]
-            for key in [k for k in state if k.startswith("reference.")]:
+        checkpoint["adapters"] = self.backbone.describe()
+        fixed = {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
+        state = checkpoint["state_dict"]
+        for key in list(state):
+            unrefreshed = self.reference_refresh is None and key.startswith("reference.")
+            if unrefreshed or key in fixed:
                 del state[key]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the rollout counter."""
+        """Restores the rollout counter, after a look at whether the weights will fit."""
+        check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
         self.policy_version = checkpoint.get("policy_version", 0)

@@ -42,11 +42,16 @@ class ValueModel(nn.Module):
 
     Args:
         base: A decoder without its language-model head.
+
+    Attributes:
+        notes: What its adapters, if it has any, can be loaded with; see `LoRA.describe`.
     """
+
+    notes: dict[str, str]
 
     def __init__(self, base: PreTrainedModel) -> None:
         super().__init__()
-        self.base = base
+        self.base, self.notes = base, {}
         self.head = nn.Linear(base.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -56,6 +61,26 @@ class ValueModel(nn.Module):
         hidden = self.base(use_cache=False, **inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
             return self.head(hidden.float()).squeeze(-1)
+
+
+def has_adapters(network: nn.Module) -> bool:
+    """Whether a network is a frozen base with LoRA adapters."""
+    return any(".lora_" in name for name, _ in network.named_parameters())
+
+
+def base_weights(network: nn.Module) -> dict[str, Tensor]:
+    """The weights that no file of the run holds: with LoRA those of the base, none otherwise."""
+    if not has_adapters(network):
+        return {}
+    head = "head." if isinstance(network, ValueModel) else ".lora_"
+    state = network.state_dict()
+    return {n: w for n, w in state.items() if ".lora_" not in n and not n.startswith(head)}
+
+
+def own_weights(network: nn.Module) -> dict[str, Tensor]:
+    """The weights that are a network's own: all, or with LoRA those that are not its base's."""
+    base = base_weights(network)
+    return {name: w for name, w in network.state_dict().items() if name not in base}
 
 
 def policy_outputs(
