@@ -3,7 +3,8 @@
 python scripts/export_hf.py RUN_DIR/checkpoints/last.ckpt OUT_DIR
 
 OUT_DIR can then be given to `AutoModelForCausalLM.from_pretrained`, to vLLM, or to another run as
---model.backbone=Pretrained --model.backbone.path=OUT_DIR.
+--model.backbone=Pretrained --model.backbone.path=OUT_DIR. Of a run with LoRA the adapters are
+merged into the base; --adapters writes them alone, for `peft.PeftModel.from_pretrained`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 import torch
 import yaml
 
+from lit_reason.critics import check_notes
 from lit_reason.errors import ConfigError
 from lit_reason.export import save_policy
+from lit_reason.lora import save_adapters
+from lit_reason.networks import base_weights
 
 PREFIX = "actor."
 
@@ -31,21 +35,25 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument(
         "--config", type=Path, help="configuration of the run; default: RUN_DIR/config.yaml"
     )
+    parser.add_argument(
+        "--adapters", action="store_true", help="write the LoRA adapters without the base"
+    )
     given = parser.parse_args(args)
     try:
-        export(given.checkpoint, given.out, given.config)
+        export(given.checkpoint, given.out, given.config, given.adapters)
     except ConfigError as error:
         parser.exit(2, f"error: {error}\n")
     print(given.out)
 
 
-def export(checkpoint: Path, out: Path, config: Path | None = None) -> None:
+def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bool = False) -> None:
     """Exports a checkpoint.
 
     Args:
         checkpoint: File that Lightning wrote.
         out: Folder to write; refused if it holds something.
         config: `config.yaml` of the run; `None` looks next to the checkpoint's folder.
+        adapters: Write the adapters of a LoRA run alone.
 
     Raises:
         ConfigError: Something is missing, or would be overwritten.
@@ -55,21 +63,25 @@ def export(checkpoint: Path, out: Path, config: Path | None = None) -> None:
     config = config or checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the configuration of the run as --config")
-    weights = actor_weights(checkpoint)
+    weights, notes = actor_weights(checkpoint)
     backbone = build_backbone(config)
     actor = backbone.actor()
+    check_notes(str(checkpoint), notes, backbone.describe())
     try:
-        actor.load_state_dict(weights)
+        actor.load_state_dict({**base_weights(actor), **weights})
     except RuntimeError as error:
         raise ConfigError(
             f"{checkpoint}: its weights do not fit the backbone of {config} "
             f"({str(error).splitlines()[0]})"
         ) from error
-    save_policy(actor, backbone.tokenizer, out)
+    if adapters:
+        save_adapters(actor, backbone, out)
+    else:
+        save_policy(actor, backbone.tokenizer, out)
 
 
-def actor_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The policy's part of a checkpoint, on the CPU."""
+def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The policy's part of a checkpoint, on the CPU, and what it says of its adapters."""
     if checkpoint.is_dir():
         raise ConfigError(
             f"{checkpoint}: a sharded checkpoint; run first "
@@ -77,19 +89,28 @@ def actor_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         )
     if not checkpoint.is_file():
         raise ConfigError(f"{checkpoint}: no such checkpoint")
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = saved["state_dict"]
     weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
     if not weights:
         raise ConfigError(f"{checkpoint}: holds no policy; is it a checkpoint of `fit`?")
-    return weights
+    return weights, saved.get("adapters", {})
 
 
 def build_backbone(config: Path) -> Any:
     """The backbone of a run; where its critic came from does not matter here."""
-    chosen = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["backbone"]
+    return build(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["backbone"])
+
+
+def build(chosen: Any) -> Any:
+    """Instantiates a class, and those named in its arguments."""
+    if not isinstance(chosen, dict) or "class_path" not in chosen:
+        return chosen
     module, name = chosen["class_path"].rsplit(".", 1)
-    arguments = {k: v for k, v in chosen["init_args"].items() if k != "critic_init"}
-    return getattr(import_module(module), name)(**arguments)
+    arguments = chosen.get("init_args", {})
+    return getattr(import_module(module), name)(
+        **{k: build(v) for k, v in arguments.items() if k != "critic_init"}
+    )
 
 
 if __name__ == "__main__":
