@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from lit_reason.errors import ConfigError
@@ -19,7 +20,8 @@ WARM_UP = (  # the parser learns each shape once, in a tenth of a second
     (r"12\%", r"3\text{ cm}"),
 )
 
-_BASED = re.compile(r"[0-9]+_[0-9a-z]+")
+_BASED = re.compile(r"[0-9]+_[0-9a-zA-Z]+")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _SET = re.compile(r"\\\{[^():|<>]+\\\}")
 _TUPLE = re.compile(r"\([^()]+\)")
 _POINTS = ("7/5", "23/9", "-31/17", "41/13", "-5/11", "3/19", "-53/7", "2/23")  # of no meaning
@@ -55,7 +57,15 @@ def equivalent(gold: str, stated: str) -> bool:
     values = _parsed(gold), _parsed(stated)
     if not all(values):
         return False
+    if _other_greek(*spelled):
+        return False
     return _engine_says(*values) or _same_function(*values)
+
+
+def _other_greek(one: str, other: str) -> bool:
+    r"""Whether a Greek letter stands in the other case: the engine reads `\Gamma` as `\gamma`."""
+    a, b = (set(_COMMAND.findall(text)) for text in (one, other))
+    return any(name[0].swapcase() + name[1:] in b - a for name in a - b)
 
 
 def _is_set_and_tuple(one: str, other: str) -> bool:
@@ -69,13 +79,24 @@ def _parsed(text: str) -> Any:
 
 
 def _engine_says(gold: list[Any], stated: list[Any]) -> bool:
-    return _engine()[1](gold, stated) and not _tiny_and_different(gold[0], stated[0])
+    return (
+        _engine()[1](gold, stated)
+        and not _tiny_and_different(gold[0], stated[0])
+        and not _named_in_other_case(gold[0], stated[0])
+    )
+
+
+def _named_in_other_case(gold: Any, stated: Any) -> bool:
+    """Whether two names differ in case only; the engine ignores it in names of several letters."""
+    return str(gold) != str(stated) and str(gold).lower() == str(stated).lower()
 
 
 @lru_cache(maxsize=1)
 def _engine() -> tuple[Any, Any]:
     try:
-        from math_verify import parse, verify
+        from math_verify import verify
+
+        parse = _parser().parse
     except ImportError as error:
         raise ConfigError(
             "task: verifying answers needs math-verify; install it with "
@@ -93,6 +114,20 @@ def _engine() -> tuple[Any, Any]:
         return bool(verify(gold, stated, allow_set_relation_comp=True, timeout_seconds=None))
 
     return read, compare
+
+
+def _parser() -> Any:
+    """`math-verify`'s parser, which by default takes R for r, in a copy that does not."""
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    spec = find_spec("math_verify.parser")
+    assert spec is not None
+    assert spec.loader is not None
+    parser: Any = module_from_spec(spec)
+    spec.loader.exec_module(parser)
+    exact = ConversionConfig(lowercase_symbols=False)
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=exact)
+    return parser
 
 
 def _tiny_and_different(gold: Any, stated: Any) -> bool:

@@ -12,8 +12,12 @@ AnswerFormat = Literal["boxed", "answer", "gsm8k", "think_answer"]
 
 MARKERS: dict[str, str] = {"answer": "Answer:", "gsm8k": "####"}
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([-+]?\d[\d.,/]*))")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is no brace of TeX
+# a box with a brace, one with a number; a line break and an escaped brace are no braces of TeX
+_BOX_OR_BRACE = re.compile(
+    r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([-+]?\d[\d.,/]*))|\\\\(?!boxed|fbox)|\\[{}]|[{}]"
+)
+_EMPTY = re.compile(r"(?:\\(?:boxed|fbox|text|[,;:!\[\]() ])|[\s{}$*~])*")
+_LONGEST_EMPTY = 60  # characters
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _NEXT_QUESTION = re.compile(r"^[ \t]*(?:Question|Problem|Q)[ \t]*:", re.MULTILINE)
 _NUMBER_AND_WORDS = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)(?: [^\W\d_].*)?\.?$")
@@ -22,8 +26,9 @@ _NUMBER_AND_WORDS = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)(?: [^\W\d_].*)
 def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -> str | None:
     r"""The answer that a response states, or `None`.
 
-    * `boxed`: what stands in the last `\boxed{}`; `\boxed 6` counts. A last box that is never
-      closed takes back those before it: the response was cut while stating another answer.
+    * `boxed`: what stands in the last `\boxed{}`; `\boxed 6` counts, an empty box does not. A last
+      box that is never closed takes back those before it: the response was cut while stating
+      another answer.
     * `answer`: the rest of the last line with `Answer:` in it, in any case, without `**`.
     * `gsm8k`: the rest of the last line with `####` in it, without words behind the number. What
       follows a later `Question:` is another problem, which the model put to itself.
@@ -54,8 +59,8 @@ def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -
         return _undecorated(_line_behind(text, marker))
     found = None
     for match in _ANSWER.finditer(text):
-        found = match
-    return None if found is None else _undecorated(found.group(1))
+        found = _undecorated(match.group(1)) or found
+    return found
 
 
 def state(answer: str, answer_format: AnswerFormat, marker: str | None = None) -> str:
@@ -73,31 +78,66 @@ def state(answer: str, answer_format: AnswerFormat, marker: str | None = None) -
 
 
 def last_box(text: str) -> str | None:
-    r"""What stands in the last `\boxed{}`; `None` without one, or if it is never closed.
+    r"""What stands in the last `\boxed{}` that holds something.
+
+    `None` without one, or if it is never closed.
 
     Example:
         >>> last_box(r"\boxed{3}, no: \boxed{\{1, 2\}}."), last_box(r"\boxed{3}, no: \boxed{4")
         ('\\{1, 2\\}', None)
+        >>> last_box(r"\boxed{5}. It is in \boxed{} as asked."), last_box(r"\boxed{ }")
+        ('5', None)
     """
-    box = None
-    for match in _BOX.finditer(text):
-        box = match
-    if box is None:
-        return None
-    if box.group(1) is None:
-        return box.group(2).rstrip(".,/")
-    depth = 1
-    for brace in _BRACE.finditer(text, box.end()):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return text[box.end() : brace.start()].strip()
+    for start, end in reversed(_boxes(text)):
+        if end is None:
+            return None
+        inside = text[start:end].strip()
+        if not is_empty(inside):
+            return inside
     return None
 
 
+def is_empty(stated: str) -> bool:
+    r"""Whether nothing stands there but decoration.
+
+    Example:
+        >>> is_empty(r"\boxed{ }"), is_empty("$$"), is_empty("0")
+        (True, True, False)
+    """
+    return len(stated) <= _LONGEST_EMPTY and _EMPTY.fullmatch(stated) is not None
+
+
+def _boxes(text: str) -> list[tuple[int, int | None]]:
+    """(start, end) of what stands in each box, in order; the end of one never closed is `None`."""
+    boxes: list[tuple[int, int | None]] = []
+    open_boxes: list[int | None] = []  # number of the box of each open brace
+    for match in _BOX_OR_BRACE.finditer(text):
+        if match[1]:
+            open_boxes.append(len(boxes))
+            boxes.append((match.end(), None))
+        elif match[2]:
+            boxes.append((match.start(2), match.start(2) + len(match[2].rstrip(".,/"))))
+        elif match[0] == "{":
+            open_boxes.append(None)
+        elif match[0] == "}" and open_boxes:
+            number = open_boxes.pop()
+            if number is not None:
+                boxes[number] = (boxes[number][0], match.start())
+    return boxes
+
+
 def _last_answer_tag(text: str) -> str | None:
-    start = text.rfind("<answer>")
-    end = text.find("</answer>", start)
-    return text[start + len("<answer>") : end].strip() if 0 <= start < end else None
+    """What stands in the last tags that hold something; `None` if they are never closed."""
+    limit = len(text)
+    while (start := text.rfind("<answer>", 0, limit)) >= 0:
+        end = text.find("</answer>", start, limit)
+        if end < 0 and limit == len(text):
+            return None
+        inside = text[start + len("<answer>") : max(end, 0)].strip()
+        if not is_empty(inside):
+            return inside
+        limit = start
+    return None
 
 
 def _number_behind(text: str, marker: str) -> str | None:
@@ -118,11 +158,13 @@ def _line_behind(text: str, marker: str) -> str | None:
     end = len(text)
     while (start := text.rfind(marker, 0, end)) >= 0:
         line = text[start + len(marker) : end].lstrip().split("\n", 1)[0]
-        if line:
+        if line and not is_empty(line):
             return line
         end = start
     return None
 
 
 def _undecorated(line: str | None) -> str | None:
-    return None if line is None else line.strip().strip("*").strip() or None
+    if line is None or is_empty(line):
+        return None
+    return line.strip().strip("*").strip() or None

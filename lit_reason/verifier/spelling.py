@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 from lit_reason.verifier.extract import last_box
+from lit_reason.verifier.hedges import contradicts_itself, offers_several, same_time
+from lit_reason.verifier.words import same_choice, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
 
@@ -31,27 +34,34 @@ _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
 )
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_LONGEST_CHAIN = 9  # equality signs
 _MIXED = re.compile(r"(-?)([0-9]+) +([0-9]+/[0-9]+)")
 _SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})")
 _ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
 _VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
-_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[,!;: $]|\\q?quad(?![a-zA-Z])|[$~]")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
-_CHOICE = re.compile(r"\(([A-J])\)|([A-J])[.):]\s|([A-J])\)?$")
+_BASED_ABOVE_TEN = re.compile(r"[0-9][0-9a-f]*_1[1-6]", re.IGNORECASE)
+_DELIMITED = re.compile(r"\\\[((?:(?!\\\]).)*)\\\]|\\\(((?:(?!\\\)).)*)\\\)", re.DOTALL)
+_DOUBLE_BRACES = re.compile(r"\{(\{[^{}]*\})\}")
+_DECORATION = re.compile(
+    r"\\(?:textcolor|color)\{[\w!]+\}|\\(?:underline|bm|boldsymbol|displaystyle)(?![a-zA-Z])"
+)
 
 
 def text_of(value: Any) -> str:
     """A gold answer as text; integers that a data set stores as floats lose their `.0`.
 
     Example:
-        >>> text_of(204.0), text_of(-3), text_of("0.50"), text_of(None)
-        ('204', '-3', '0.50', '')
+        >>> text_of(204.0), text_of(-3), text_of("0.50"), text_of(None), text_of(float("nan"))
+        ('204', '-3', '0.50', '', '')
     """
     if value is None:
         return ""
-    if isinstance(value, float) and value.is_integer():  # numpy's float64 is one
-        value = int(value)
+    if isinstance(value, float):  # numpy's float64 is one
+        if not isfinite(value):
+            return ""  # nothing equals it
+        value = int(value) if value.is_integer() else value
     return str(value)
 
 
@@ -61,10 +71,15 @@ def bare(text: str) -> str:
     Example:
         >>> bare(r"$\boxed{4.2e5}$"), bare("4 3/5"), bare("17 = x")
         ('4.2\\cdot 10^{5}', '(4+3/5)', 'x = 17')
+        >>> bare(r"\[\textcolor{red}{5}\]"), bare(r"\underline{5}")
+        ('{5}', '{5}')
     """
     inside = last_box(text)
     text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
     text = text.strip(" $€£").translate(_SIGNS).strip()
+    if match := _DELIMITED.fullmatch(text):
+        text = next(filter(None, match.groups()), "").strip()
+    text = _DOUBLE_BRACES.sub(r"\1", _DECORATION.sub("", text)).removesuffix(r"\\").strip()
     text = text if text.endswith("..") else text.rstrip(".")
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     if match := _MIXED.fullmatch(text):
@@ -79,15 +94,23 @@ def bare(text: str) -> str:
 def plain(text: str) -> str:
     r"""A spelling in which equal texts are equal; spaces between digits are kept.
 
+    Words lose their case, variables keep it: `R` and `r` are two radii.
+
     Example:
         >>> plain(r"\left(1,\,\dfrac{2}{3}\right)"), plain("1,250"), plain(r"\text{Friday}.")
         ('(1,\\frac{2}{3})', '1250', 'friday')
+        >>> plain(r"\frac{R}{r}"), plain(r"\Delta")
+        ('\\frac{R}{r}', '\\Delta')
     """
-    text = _SPACING.sub("", _WORDS.sub(r"\1", text)).replace(r"\%", "%")
+    text = _SPACING.sub("", without_case(unset(text))).replace(r"\%", "%")
     text = _SIZE.sub("", text).replace(r"\{,\}", ",")
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
-    text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text).rstrip(".").lower()
+    text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text).rstrip(".")
+    if text[:1] == "{" and text[-1:] == "}" and not set(text[1:-1]) & set("{}"):
+        text = text[1:-1]
     text = re.sub(r"_\{(\w+)\}", r"_\1", text)
+    if _BASED_ABOVE_TEN.fullmatch(text):
+        return text.lower()
     return text.replace(",", "") if _GROUPED.fullmatch(text) else text
 
 
@@ -102,19 +125,35 @@ def quick(gold: str, stated: str) -> bool | None:
     """
     if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:
         return gold.strip() == stated.strip()
-    spelled = plain(bare(gold)), plain(bare(stated))
+    wrapped = bare(gold), bare(stated)
+    spelled = plain(wrapped[0]), plain(wrapped[1])
     if not all(spelled):
         return False
-    if spelled[0] == spelled[1]:
+    if spelled[0] == spelled[1] or (any(map(set_as_words, wrapped)) and _same_letters(*spelled)):
         return True
     numbers = _rational(spelled[0]), _rational(spelled[1])
     if numbers[0] is None or numbers[1] is None:
-        return same_choice(gold, stated)
+        if _is_unfit(*wrapped, spelled[1]):
+            return False
+        same = same_time(*spelled)
+        return same_choice(*wrapped) if same is None else same
     if numbers[0] == numbers[1]:
         return True
     # what may be a rounded value is for the engine's tolerance
     close = "." in "".join(spelled) and abs(numbers[0] - numbers[1]) < Fraction(1, 1000)
     return None if close else False
+
+
+def _same_letters(one: str, other: str) -> bool:
+    return one.lower() == other.lower()
+
+
+def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
+    """Whether an answer is none that the engine should choose a value from."""
+    if offers_several(gold, stated):
+        return True
+    parts = spelled.split("=", _LONGEST_CHAIN)
+    return len(parts) > 1 and contradicts_itself([_rational(part) for part in parts])
 
 
 def _rational(text: str) -> Fraction | None:
@@ -126,17 +165,3 @@ def _rational(text: str) -> Fraction | None:
     sign, *parts = match.groups()
     above, below = (int(part) for part in parts if part is not None)
     return Fraction(above, below) * (-1 if sign == "-" else 1) if below else None
-
-
-def same_choice(gold: str, stated: str) -> bool | None:
-    r"""Whether `stated` names the letter of a multiple-choice gold; `None` if that is not asked.
-
-    Example:
-        >>> same_choice("C", r"\textbf{(C)}\ 12"), same_choice("A", "C. A larger sample")
-        (True, False)
-    """
-    gold = _WORDS.sub(r"\1", gold.strip(" $.")).strip()
-    if not re.fullmatch(r"\(?[A-J]\)?", gold):
-        return None
-    letter = _CHOICE.match(_WORDS.sub(r"\1", stated.strip(" $.")).strip())
-    return None if letter is None else next(filter(None, letter.groups())) == gold.strip("()")

@@ -1,0 +1,85 @@
+r"""Answers that are words or letters of a choice: the only ones whose case does not count."""
+
+from __future__ import annotations
+
+import re
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_SET_AS_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mbox)\{([^\d_{}\\$]*)\}")
+# commands and Greek letters keep their case
+_COMMAND_OR_WORD = re.compile(
+    r"\\[a-zA-Z]+|[^\W\d_\u0370-\u03ff]{4,}|\b(?:yes|no|odd)\b|(?<=:\d\d)\s*[ap]m\b",
+    re.IGNORECASE,
+)
+_POINTS = re.compile(r"[A-Z]{4,5}")  # ABCD is a figure, abcd a product
+_SHOUTED = ("TRUE", "FALSE", "EVEN", "NONE")
+_CHOICE = re.compile(
+    r"\(([A-J])\)|\(([a-j])\)(?=\s|$)|([A-J])[.):]\s|([A-Ja-j])\)?$|([A-J])(?=\s*,|\s+(?:or|and)\b)"
+)
+_NEXT_CHOICE = re.compile(
+    r"(?:[\s,;&/]|\b(?:or|and)\b)*(?:\(([A-Ja-j])\)|([A-J])(?:[.):,\s]|$))"
+    r"|.*\b(?:or|and)\s*(?:\(([A-J])\)|([A-J])[.):])",
+    re.DOTALL,
+)
+
+
+def unset(text: str) -> str:
+    r"""`text` without the commands that set a part of it as words.
+
+    Example:
+        >>> unset(r"48\text{ cm}")
+        '48 cm'
+    """
+    return _TEXT.sub(r"\1", text)
+
+
+def without_case(text: str) -> str:
+    r"""Words of four letters and more in lower case; variables and commands keep theirs.
+
+    Example:
+        >>> without_case("Friday"), without_case(r"\Delta Rr"), without_case("ABCD")
+        ('friday', '\\Delta Rr', 'ABCD')
+    """
+    return _COMMAND_OR_WORD.sub(_lower, text)
+
+
+def _lower(match: re.Match[str]) -> str:
+    word = match[0]
+    kept = word[0] == "\\" or (_POINTS.fullmatch(word) and word not in _SHOUTED)
+    return word if kept else word.lower()
+
+
+def set_as_words(text: str) -> bool:
+    r"""Whether an answer as a whole is set as words.
+
+    Example:
+        >>> set_as_words(r"\text{Bob}"), set_as_words(r"\text{B}"), set_as_words(r"3\text{ cm}")
+        (True, False, False)
+    """
+    match = _SET_AS_WORDS.fullmatch(text.strip(" $."))
+    return match is not None and sum(map(str.isalpha, match[1])) > 1
+
+
+def same_choice(gold: str, stated: str) -> bool | None:
+    r"""Whether `stated` names the letter of a multiple-choice gold; `None` if that is not asked.
+
+    An answer that goes on to another letter names none.
+
+    Example:
+        >>> same_choice("C", r"\textbf{(C)}\ 12"), same_choice("A", "C. A larger sample")
+        (True, False)
+        >>> same_choice("A", "(A)(B)(C)"), same_choice("A", "A. or B."), same_choice("x", "x")
+        (False, False, None)
+    """
+    gold = unset(gold.strip(" $.")).strip()
+    if not re.fullmatch(r"\(?[A-J]\)?", gold):
+        return None
+    stated = unset(stated.strip(" $.")).strip()
+    match = _CHOICE.match(stated)
+    if match is None:
+        return None
+    letter = next(filter(None, match.groups()))
+    other = _NEXT_CHOICE.match(stated, match.end())
+    if other and next(filter(None, other.groups())).upper() != letter.upper():
+        return False
+    return letter.upper() == gold.strip("()")
