@@ -33,6 +33,7 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
 )
+_LISTED = re.compile(r",\s")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _LONGEST_CHAIN = 9  # equality signs
 _MIXED = re.compile(r"(-?)([0-9]+) +([0-9]+/[0-9]+)")
@@ -103,6 +104,7 @@ def plain(text: str) -> str:
         ('\\frac{R}{r}', '\\Delta')
     """
     text = _SPACING.sub("", without_case(unset(text))).replace(r"\%", "%")
+    is_list = _LISTED.search(text) is not None
     text = _SIZE.sub("", text).replace(r"\{,\}", ",")
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text).rstrip(".")
@@ -111,7 +113,7 @@ def plain(text: str) -> str:
     text = re.sub(r"_\{(\w+)\}", r"_\1", text)
     if _BASED_ABOVE_TEN.fullmatch(text):
         return text.lower()
-    return text.replace(",", "") if _GROUPED.fullmatch(text) else text
+    return text.replace(",", "") if _GROUPED.fullmatch(text) and not is_list else text
 
 
 def quick(gold: str, stated: str) -> bool | None:
@@ -129,7 +131,7 @@ def quick(gold: str, stated: str) -> bool | None:
     spelled = plain(wrapped[0]), plain(wrapped[1])
     if not all(spelled):
         return False
-    if spelled[0] == spelled[1] or (any(map(set_as_words, wrapped)) and _same_letters(*spelled)):
+    if _same_text(wrapped, spelled):
         return True
     numbers = _rational(spelled[0]), _rational(spelled[1])
     if numbers[0] is None or numbers[1] is None:
@@ -144,8 +146,13 @@ def quick(gold: str, stated: str) -> bool | None:
     return None if close else False
 
 
-def _same_letters(one: str, other: str) -> bool:
-    return one.lower() == other.lower()
+def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
+    one, other = spelled
+    if "," in one + other:  # a list without spaces is spelled as a grouped number is
+        unspaced = ["".join(text.split()) for text in wrapped]
+        if unspaced[0] == unspaced[1]:
+            return True
+    return one == other or (any(map(set_as_words, wrapped)) and one.lower() == other.lower())
 
 
 def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
