@@ -57,7 +57,7 @@ def reward(
     """A group with the sum of its weighted reward terms.
 
     A term may return `None` for a response; the sum is then that of the other terms. A response
-    that no term gives a value is unscored.
+    that no term, or not every `required` one, gives a value is unscored.
 
     Raises:
         ConfigError: A reward term raised, or returned the wrong number of values, or one that is
@@ -76,7 +76,15 @@ def reward(
         outcomes.append(group.terms[name])
     if outcomes:
         _sum_outcomes(group, outcomes)
+    for name in (name for name, term in rewards.items() if term.required and not term.per_token):
+        _leave_unscored(group, [value is None for value in group.terms[name]])
     return group
+
+
+def _leave_unscored(group: Group, unknown: list[bool]) -> None:
+    for i in (i for i, is_unknown in enumerate(unknown) if is_unknown):
+        group.scored[i] = False
+        group.rewards[i] = 0.0
 
 
 def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:

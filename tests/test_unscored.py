@@ -13,9 +13,9 @@ from lit_reason.errors import ConfigError
 from lit_reason.filters import DropUniform
 from lit_reason.judge import reward
 from lit_reason.learner import Update
-from lit_reason.rewards import Correctness, Reward, TokenReward
+from lit_reason.rewards import Correctness, Format, Reward, TokenReward
 from lit_reason.statistics import describe, over_ranks
-from lit_reason.verdict import Verdict
+from lit_reason.verdict import Status, Verdict
 from tests.conftest import demonstrations, ready
 from tests.test_data import MIXED, RIGHT, attach, data_of, module_of, run, same, weights
 from tests.test_rewards import PROMPT
@@ -60,6 +60,29 @@ def test_what_steps_say_of_a_response_counts_as_a_score():
     batch = RolloutBatch.from_groups([group], pad_id=0)
     assert batch.step_mask[:, 0].all()
     assert batch.step_mask[:, 2].tolist() == [True, False, False]
+
+
+class Required(Given):
+    required = True
+
+
+def test_a_response_without_a_required_value_is_unscored_whatever_other_terms_say():
+    group = group_of(a=Required(1, None, 3, weight=2.0), b=Given(5, 7, None), steps=Steps())
+    assert group.rewards == [7.0, 0.0, 6.0]
+    assert group.scored == [True, False, True]
+    assert group.terms == {"a": [2.0, None, 6.0], "b": [5.0, 7.0, None], "steps": [2.0] * 3}
+
+
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.ERROR])
+def test_what_nobody_has_judged_is_unscored_beside_other_terms(status):
+    verdicts = [Verdict.of(True), Verdict(status, "9^9"), Verdict.of(False)]
+    answers = [Response((5, 6), "x", truncated=False)] * 3
+    terms = {"correctness": Correctness(unverified="unscored"), "format": Format("x")}
+    terms["format"].setup(None, 8, None)
+    assert reward(PROMPT, [1], answers, verdicts, terms).scored == [True, False, True]
+    terms["correctness"] = Correctness()
+    group = reward(PROMPT, [1], answers, verdicts, terms)
+    assert (group.scored, group.rewards) == ([True] * 3, [2.0, 0.0, 0.0])
 
 
 def test_an_unscored_response_trains_neither_network_and_keeps_its_tokens():

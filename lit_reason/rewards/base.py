@@ -17,10 +17,17 @@ class Reward(ABC):
 
     Args:
         weight: Multiplies the term; 0 is refused, drop the term instead.
+
+    Attributes:
+        per_token: The term rewards single tokens.
+        compares_group: The term says nothing of a single response.
+        required: A response for which the term gives `None` is unscored, whatever other terms say.
+            Of any other term `None` only leaves the term out.
     """
 
     per_token: ClassVar[bool] = False
-    compares_group: ClassVar[bool] = False  # says nothing of a single response
+    compares_group: ClassVar[bool] = False
+    required: bool = False
     weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -48,8 +55,9 @@ class Reward(ABC):
             verdicts: The task's verdict on each.
 
         Returns:
-            One value a response; `None` where the term cannot say. A response that no term gives a
-            value does not train, and its group is judged without it.
+            One value a response; `None` where the term cannot say. A response to which no term, or
+            not every `required` one, gives a value does not train, and its group is judged without
+            it.
         """
 
 

@@ -10,9 +10,7 @@ from lit_reason.batch import Prompt, Response
 from lit_reason.errors import ConfigError
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
-from lit_reason.verdict import Status, Verdict
-
-UNVERIFIED = (Status.TIMEOUT, Status.ERROR)
+from lit_reason.verdict import FAILURES, Verdict
 
 
 class Correctness(Reward):
@@ -22,7 +20,8 @@ class Correctness(Reward):
         right: Reward of a correct response (+1 in VC-PPO, DAPO and VAPO).
         wrong: Reward of any other (-1 there, 0 in Open-Reasoner-Zero).
         unverified: What a response counts as whose verification timed out or failed: "wrong", or
-            "unscored", which neither rewards nor punishes what nobody has judged.
+            "unscored", which neither rewards nor punishes what nobody has judged, whatever the
+            other terms say of it.
         weight: Multiplies the term.
     """
 
@@ -39,6 +38,7 @@ class Correctness(Reward):
                 f"Correctness.right={right}: equals wrong, so the verdict would have no effect"
             )
         self.right, self.wrong, self.unverified = right, wrong, unverified
+        self.required = unverified == "unscored"
 
     def __call__(
         self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]
@@ -47,7 +47,7 @@ class Correctness(Reward):
         return [self._score(verdict) for verdict in verdicts]
 
     def _score(self, verdict: Verdict) -> float | None:
-        if self.unverified == "unscored" and verdict.status in UNVERIFIED:
+        if self.unverified == "unscored" and verdict.status in FAILURES:
             return None
         return self.right if verdict.correct else self.wrong
 
