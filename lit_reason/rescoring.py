@@ -42,7 +42,9 @@ class Scorer:
     """
 
     judge: Callable[[list[str], list[str]], Sequence[Verdict]]
-    same: Callable[[list[tuple[str, str]]], list[bool]] = lambda pairs: [a == b for a, b in pairs]
+    same: Callable[[list[tuple[str, str]]], Sequence[bool | None]] = lambda pairs: [
+        a == b for a, b in pairs
+    ]
 
 
 def scorer(answer_format: str | None) -> Scorer:
@@ -72,7 +74,7 @@ def scorer(answer_format: str | None) -> Scorer:
 
 def _math(answer_format: Any) -> Scorer:
     verifier = Verifier(answer_format)
-    return Scorer(verifier, lambda pairs: [equal is True for equal in verifier.equal(pairs)])
+    return Scorer(verifier, verifier.equal)
 
 
 def _plan_count() -> Scorer:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from lit_reason.functional import bootstrap_interval, majority_of_classes, mean_
 from lit_reason.verdict import Status, Verdict
 
 STATUSES = tuple(Status)
+BLANK = -2  # class of an empty answer, which does not vote
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Samples:
         index: (N,) int64: identity of the problem.
         source: (N,) int64: number of its data set.
         status: (N, k) int64: place of the verdict's status in `STATUSES`.
-        classes: (N, k) int64: equal answers to a problem share a number; -1 without an answer.
+        classes: (N, k) int64: see `answer_classes`; below 0 casts no vote.
         lengths: (N, k) tokens.
         truncated: (N, k) bool.
         rewards: (N, k) float, nan where unscored; `None` if there are none.
@@ -60,45 +60,63 @@ class Samples:
 
 
 def answer_classes(
-    groups: Sequence[Sequence[Verdict]], same: Callable[[list[tuple[str, str]]], list[bool]]
+    groups: Sequence[Sequence[Verdict]],
+    same: Callable[[list[tuple[str, str]]], Sequence[bool | None]],
 ) -> list[list[int]]:
     """Numbers the answers to each problem so that equal ones share a number.
 
     Correct answers equal the gold one and so each other, and no wrong one; only wrong answers are
-    compared, and what could not be verified is compared as text.
+    compared, and what could not be verified is compared as text. The shortest answer begins a
+    class, which those equal to it join, and so on with the rest: where equality is not transitive
+    the classes still do not depend on the order of the responses.
 
     Args:
         groups: The verdicts on the responses to each problem.
-        same: Whether the two answers of each pair are equal; asked once, for all problems.
+        same: Whether the two answers of each pair are equal; `None` makes the second of the pair a
+            class of its own. Asked once for each class, for all problems together.
 
     Returns:
-        One number a verdict, -1 without an answer.
+        One number a verdict, -1 where the task does not say which answer is stated, `BLANK` where
+        it is empty.
 
     Example:
         >>> group = [Verdict.of(True, "2"), Verdict.of(False, "3"), Verdict.of(False, "3.0")]
         >>> answer_classes([group], lambda pairs: [float(a) == float(b) for a, b in pairs])
         [[0, 1, 1]]
     """
-    wrong = [
-        list(dict.fromkeys(v.answer for v in group if v.answer and v.status is Status.WRONG))
+    waiting = [
+        sorted({v.answer for v in group if v.answer and v.status is Status.WRONG}, key=_shortest)
         for group in groups
     ]
-    pairs = [(i, a, b) for i, answers in enumerate(wrong) for a, b in combinations(answers, 2)]
-    verdicts = same([(a, b) for _, a, b in pairs])
-    equal = {pair for pair, is_same in zip(pairs, verdicts, strict=True) if is_same}
-    numbered = []
-    for i, group in enumerate(groups):
-        numbers: dict[str, int] = {}
-        for answer in wrong[i]:
-            match = next((a for a in numbers if (i, a, answer) in equal), None)
-            numbers[answer] = len(numbers) + 1 if match is None else numbers[match]
-        numbered.append([_number(verdict, numbers) for verdict in group])
-    return numbered
+    numbers: list[dict[str, int]] = [{} for _ in groups]
+    while any(waiting):
+        leaders = [answers[0] if answers else "" for answers in waiting]
+        pairs = [(i, answer) for i, answers in enumerate(waiting) for answer in answers[1:]]
+        told = same([(leaders[i], answer) for i, answer in pairs]) if pairs else []
+        waiting = [[] for _ in groups]
+        for leader, known in zip(leaders, numbers, strict=True):
+            if leader:
+                known[leader] = len(known) + 1
+        for (i, answer), equal in zip(pairs, told, strict=True):
+            if equal:
+                numbers[i][answer] = numbers[i][leaders[i]]
+            elif equal is None:
+                numbers[i][answer] = len(numbers[i]) + 1
+            else:
+                waiting[i].append(answer)
+    return [
+        [_number(verdict, known) for verdict in group]
+        for group, known in zip(groups, numbers, strict=True)
+    ]
+
+
+def _shortest(answer: str) -> tuple[int, str]:
+    return len(answer), answer
 
 
 def _number(verdict: Verdict, numbers: dict[str, int]) -> int:
-    if verdict.answer is None:
-        return -1
+    if not verdict.answer:
+        return -1 if verdict.answer is None else BLANK
     return 0 if verdict.correct else numbers.setdefault(verdict.answer, len(numbers) + 1)
 
 
@@ -144,7 +162,7 @@ def problem_scores(samples: Samples, pass_k: Sequence[int]) -> Tensor:
         status == STATUSES.index(s)
         for s in (Status.CORRECT, Status.WRONG, Status.NO_ANSWER, Status.TIMEOUT, Status.ERROR)
     )
-    hidden = ((correct | wrong) & (samples.classes < 0)).any(dim=1)
+    hidden = ((correct | wrong) & (samples.classes == -1)).any(dim=1)
     majority = majority_of_classes(samples.classes, correct).masked_fill(hidden, torch.nan)
     rewards = samples.rewards
     none = torch.full(status.shape, torch.nan, device=status.device)

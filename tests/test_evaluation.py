@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import warnings
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.rescoring import judge_again, measure, read_predictions, scorer
 from lit_reason.rewards import Correctness
 from lit_reason.rollout import RolloutEngine, Sampling, ValSampling
-from lit_reason.scores import answer_classes
+from lit_reason.scores import BLANK, answer_classes
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
 from scripts.rescore import main as rescore
@@ -174,7 +175,7 @@ def test_what_a_task_says_of_answers_is_asked_once_and_blamed_by_name(policy):
             raise RuntimeError("no")
 
     with pytest.raises(ConfigError, match=r"^data\.val_task: Broken raised RuntimeError: no"):
-        evaluate(policy, Broken(("1+1=", "2", "")), {"1+1=": ["=1", "=2"]}, 2)
+        evaluate(policy, Broken(("1+1=", "2", "")), {"1+1=": ["=1", "=3"]}, 2)
 
 
 def test_the_built_in_task_says_what_was_answered():
@@ -202,7 +203,40 @@ def test_classes_join_correct_answers_and_do_not_compare_what_failed():
     second = [Verdict(Status.WRONG, "3"), Verdict(Status.WRONG, "3"), Verdict(Status.TIMEOUT, "9")]
     classes = answer_classes([first, second], same)
     assert classes == [[0, 1, 0, -1, 1, 4, 3], [1, 1, 2]]
-    assert asked == [("3", "3.0"), ("3", "4"), ("3.0", "4")]
+    assert asked == [("3", "4"), ("3", "3.0")]
+
+
+def test_classes_do_not_depend_on_the_order_of_the_responses():
+    """0.25 = 25% = 25, and 0.25 is not 25."""
+    equal = {frozenset(pair) for pair in [("0.25", "25%"), ("25", "25%")]}
+    answers = ["0.25", "25", "25%", "25%"]
+    seen = set()
+    for order in permutations(answers):
+        group = [Verdict.of(False, answer) for answer in order]
+        (numbers,) = answer_classes([group], lambda ps: [frozenset(p) in equal for p in ps])
+        classes = zip(numbers, order, strict=True)
+        seen.add(frozenset(frozenset(a for n, a in classes if n == m) for m in set(numbers)))
+    assert len(seen) == 1
+
+
+def test_an_answer_that_nobody_can_compare_is_asked_of_once():
+    asked = []
+
+    def same(pairs):
+        asked.extend(pairs)
+        return [None if "9^9" in pair else False for pair in pairs]
+
+    group = [Verdict.of(False, answer) for answer in ("1", "2", "9^9", "3", "9^9")]
+    assert answer_classes([group], same) == [[1, 3, 2, 4, 2]]
+    assert [pair for pair in asked if "9^9" in pair] == [("1", "9^9")]
+
+
+def test_an_empty_answer_casts_no_vote(policy):
+    group = [Verdict.of(True, "2"), Verdict.of(False, ""), Verdict.of(False, "")]
+    assert answer_classes([group], lambda pairs: []) == [[0, BLANK, BLANK]]
+    task = Sums(("1+1=", "2", ""))
+    values = evaluate(policy, task, {"1+1=": ["=", "=", "=2"]}, 3)
+    assert values["val/maj_at_3"] == 1
 
 
 # --- predictions ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from lit_reason.batch import Group
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.judge import verdict_shares
+from lit_reason.scores import answer_classes
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
 from lit_reason.verifier import Verifier, equivalent, extract
@@ -284,7 +286,8 @@ def test_nothing_that_a_model_writes_hangs_crashes_or_spoils_a_later_verdict():
     pairs += [("7/3", text) for text in HOSTILE]
     rng.shuffle(pairs)
     verifier = Verifier(time_limit=1.0)
-    results = verifier.equal(pairs)
+    with pytest.warns(ConfigWarning, match=r"of 436 answers could not be compared"):
+        results = verifier.equal(pairs)
     verifier.close()
     for (_, stated), result in zip(pairs, results, strict=True):
         assert result is True or stated in HOSTILE, stated
@@ -341,7 +344,55 @@ def test_what_could_not_be_compared_is_not_correct_and_warned_about_once():
     assert [str(v.status) for v in verdicts] == ["timeout", "correct"]
     assert not verdicts[0].correct
     verifier(["7/3", "3"], texts)  # warnings are errors here
-    assert len(verifier.asked) == 2  # a failure is tried again
+    assert len(verifier.asked) == 1
+
+
+def test_an_answer_costs_its_time_limit_once():
+    verifier = Failing(Status.TIMEOUT)
+    for gold in ("7/3", "\\sqrt{2}", "x"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConfigWarning)
+            (verdict,) = verifier([gold], [r"\boxed{9^{9^9}}"])
+        assert verdict == Verdict(Status.TIMEOUT, "9^{9^9}")
+    assert verifier.asked == [("7/3", "9^{9^9}")]
+    # it is the gold answer that holds a number up
+    verifier(["9^{8^{7}}"], [r"\boxed{5}"])
+    verifier(["9^{8^{6}}"], [r"\boxed{5}"])
+    assert len(verifier.asked) == 3
+
+
+def test_an_error_is_tried_again():
+    verifier = Failing(Status.ERROR)
+    with pytest.warns(ConfigWarning, match=r"\(error\)"):
+        verifier(["7/3"], [r"\boxed{\pi}"])
+    verifier(["7/3"], [r"\boxed{\pi}"])
+    assert len(verifier.asked) == 2
+
+
+def test_pairs_that_could_not_be_compared_are_warned_of_and_cost_their_time_once():
+    verifier = Failing(Status.TIMEOUT)
+    towers = [f"{a}^{{9^{{9}}}}" for a in range(2, 6)]
+    pairs = [(a, b) for a in towers for b in towers if a < b]
+    with pytest.warns(ConfigWarning, match=r"6 of 6 answers could not .* majority votes"):
+        assert verifier.equal(pairs) == [None] * 6
+    assert verifier.equal(pairs) == [None] * 6
+    assert verifier.asked == [("0", tower) for tower in towers]
+    with pytest.raises(ConfigError, match="on_failure=raise"):
+        Failing(Status.TIMEOUT, on_failure="raise").equal(pairs)
+
+
+@pytest.mark.slow
+def test_votes_over_hostile_answers_cost_each_of_them_its_limit_at_most_once():
+    verifier = Verifier("boxed", time_limit=1.0)
+    verifier.equal([("\\pi", "2\\pi")])
+    towers = [f"9^{{9^{{9^{{{a}}}}}}}" for a in range(2, 10)]
+    group = [Verdict.of(False, tower) for tower in towers]
+    started = time.perf_counter()
+    with pytest.warns(ConfigWarning, match="could not be compared"):
+        classes = answer_classes([group], verifier.equal)
+    assert time.perf_counter() - started < len(towers) * 1.0
+    assert sorted(classes[0]) == list(range(1, 9))
+    verifier.close()
 
 
 def test_a_failure_ends_the_run_if_it_should():
@@ -353,7 +404,10 @@ def test_equal_pairs_are_compared_once_and_remembered():
     verifier = Failing(Status.WRONG)
     assert verifier.equal([("1", "\\pi")] * 5 + [("2", "\\pi")]) == [False] * 6
     assert verifier.equal([("1", "\\pi")]) == [False]
-    assert verifier.asked == [("1", "\\pi"), ("2", "\\pi")]
+    # what is in several pairs is tried alone
+    assert verifier.asked == [("0", "\\pi"), ("1", "\\pi"), ("2", "\\pi")]
+    assert verifier.equal([("3", "\\sqrt{2}")]) == [False]
+    assert len(verifier.asked) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -42,10 +43,11 @@ class Task(ABC):
         """
         return [Verdict.of(self.verify(p, t)) for p, t in zip(prompts, texts, strict=True)]
 
-    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool]:
+    def same_answers(self, pairs: list[tuple[str, str]]) -> Sequence[bool | None]:
         """Whether the two extracted answers of each pair are the same; majority votes count by it.
 
-        A task overrides this where an answer has several spellings.
+        A task overrides this where an answer has several spellings. After `None`, which says that
+        nobody can tell, the second of the pair is compared no more.
         """
         return [a == b for a, b in pairs]
 

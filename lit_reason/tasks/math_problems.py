@@ -208,9 +208,9 @@ class MathProblems(Task):
         """The verdict on each text, with the answer that it states."""
         return self.verifier([prompt.answer for prompt in prompts], texts)
 
-    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool]:
-        """Whether the answers of each pair are mathematically equal."""
-        return [equal is True for equal in self.verifier.equal(pairs)]
+    def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
+        """Whether the answers of each pair are mathematically equal; `None` if none could tell."""
+        return self.verifier.equal(pairs)
 
 
 def _gold(value: Any) -> str:

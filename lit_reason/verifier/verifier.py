@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -12,17 +12,22 @@ from typing import Any, Literal
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.verdict import FAILURES, Status, Verdict
 from lit_reason.verifier.extract import AnswerFormat, extract, state
+from lit_reason.verifier.memory import Memory
 from lit_reason.verifier.pool import Pair, Pool
 from lit_reason.verifier.spelling import quick, text_of
 
-_CACHED = 4096  # pairs; the responses of a group repeat the same few answers
+_AS_VERDICTS = (
+    "they count as not correct, and as verify/timeout and verify/error in the metrics from here on"
+)
+_AS_EQUAL = "each counts as an answer of its own in majority votes, here and from here on"
 
 
 class Verifier:
     r"""Compares the answers that responses state with the gold ones, in worker processes.
 
     Nothing that a response holds can hang, crash or slow a run: each answer has `time_limit`
-    seconds and `memory_limit` MiB, and costs at most its own verdict. What needs no algebra (equal
+    seconds and `memory_limit` MiB, and costs at most its own verdict; one that takes too long is
+    not tried again. What needs no algebra (equal
     texts, integers) is decided at once, so the workers start only when they are needed.
 
     Args:
@@ -61,7 +66,7 @@ class Verifier:
         self.mode, self.marker, self.on_failure = mode, marker, on_failure
         self._check_marker()
         self.pool = Pool(workers, time_limit, memory_limit, recycle_after)
-        self._known: OrderedDict[Pair, Status] = OrderedDict()
+        self._memory = Memory()
         self._warned = False
 
     def reading(self, answer_format: AnswerFormat) -> Verifier:
@@ -106,7 +111,7 @@ class Verifier:
         stated = [extract(text, mode, self.marker) for text in texts]
         pairs = [(text_of(g), s) for g, s in zip(golds, stated, strict=True) if s is not None]
         compared = self._compare(pairs)
-        self._report(pairs, compared)
+        self._report(pairs, compared, _AS_VERDICTS)
         statuses = iter(compared)
         return [
             Verdict(Status.NO_ANSWER) if s is None else Verdict(next(statuses), s) for s in stated
@@ -120,10 +125,18 @@ class Verifier:
         """Whether the answers of each pair are equal; `None` where that could not be told.
 
         Raises:
-            ConfigError: The workers cannot start.
+            ConfigError: The workers cannot start, or a pair could not be compared and `on_failure`
+                is "raise".
         """
+        texts = [(text_of(a), text_of(b)) for a, b in pairs]
+        # what is in several pairs alone first: if it takes too long, it does so once
+        count = Counter(x for pair in dict.fromkeys(texts) if quick(*pair) is None for x in pair)
+        often = [x for x, pairs_with in count.items() if pairs_with > 1]
+        self._compare([("0", x) for x in often if not self._memory.is_harmless(x)])
+        statuses = self._compare(texts)
+        self._report(texts, statuses, _AS_EQUAL)
         outcome = {Status.CORRECT: True, Status.WRONG: False}
-        return [outcome.get(s) for s in self._compare([(text_of(a), text_of(b)) for a, b in pairs])]
+        return [outcome.get(status) for status in statuses]
 
     def close(self) -> None:
         """Ends the workers; the next call starts new ones."""
@@ -136,23 +149,18 @@ class Verifier:
             equal = quick(*pair)
             if equal is not None:
                 statuses[pair] = Status.CORRECT if equal else Status.WRONG
-            elif pair in self._known:
-                statuses[pair] = self._known[pair]
+            elif (known := self._memory.status(pair)) is not None:
+                statuses[pair] = known
             else:
                 hard.append(pair)
         if hard:
             _require_math_verify()
-            statuses |= zip(hard, self.pool.run(hard), strict=True)
-            self._remember({pair: statuses[pair] for pair in hard})
+            found = dict(zip(hard, self.pool.run(hard), strict=True))
+            self._memory.keep(found)
+            statuses |= found
         return [statuses[pair] for pair in pairs]
 
-    def _remember(self, statuses: dict[Pair, Status]) -> None:
-        # a failure may have been the machine's, so it is tried again
-        self._known |= {p: s for p, s in statuses.items() if s not in FAILURES}
-        while len(self._known) > _CACHED:
-            self._known.popitem(last=False)
-
-    def _report(self, pairs: Sequence[Pair], statuses: Sequence[Status]) -> None:
+    def _report(self, pairs: Sequence[Pair], statuses: Sequence[Status], meaning: str) -> None:
         failed = [(p, s) for p, s in zip(pairs, statuses, strict=True) if s in FAILURES]
         if not failed or (self._warned and self.on_failure == "wrong"):
             return
@@ -169,14 +177,13 @@ class Verifier:
             )
         self._warned = True
         warnings.warn(
-            f"{message}; they count as not correct, and as verify/timeout and verify/error in the "
-            "metrics from here on",
+            f"{message}; {meaning}",
             ConfigWarning,
             stacklevel=3,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": OrderedDict()}
+        return {**self.__dict__, "_memory": Memory()}
 
 
 def _require_math_verify() -> None:
