@@ -6,10 +6,9 @@ import re
 import unicodedata
 import warnings
 
-from lightning_utilities.core.rank_zero import rank_zero_info
-
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.log import log
 from lit_reason.tasks import Task
 
 Encoded = list[tuple[Prompt, list[int]]]
@@ -86,7 +85,7 @@ def without_overlap(
             "so none is left to train on; choose another split, or set data.remove_overlap to false"
         )
     removed = len(training) - len(clean)
-    rank_zero_info(
+    log(
         f"{found}; {removed} of {len(training)} training problems ({removed / len(training):.1%}) "
         "are left out (data.remove_overlap)"
     )

@@ -2,6 +2,9 @@
 
 import json
 import random
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import datasets
@@ -10,6 +13,7 @@ import pytest
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.tasks import MathProblems
 from lit_reason.verifier import Verifier
+from tests.conftest import ROOT
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -150,8 +154,105 @@ def test_system_messages_and_earlier_turns_are_kept(tmp_path):
 def test_a_conversation_that_ends_with_its_answer_is_refused(tmp_path):
     messages = [*CHAT, {"role": "assistant", "content": "2"}]
     path = write(tmp_path / "p.jsonl", [{"prompt": messages, "answer": "2"}])
-    with pytest.raises(ConfigError, match=r"task\.question=prompt: .* ends with assistant"):
+    with pytest.raises(ConfigError, match=r"task\.question=prompt ends with assistant"):
         MathProblems(path)
+
+
+def test_rows_without_a_problem_are_left_out_and_counted(tmp_path):
+    image = [{"type": "image", "text": None}, {"type": "text", "text": "What is it?"}]
+    conversations = [CHAT, [], [*CHAT, {"role": "assistant", "content": "2"}], [{"role": "user"}]]
+    rows = [{"prompt": messages, "answer": "2"} for messages in conversations]
+    rows.append({"prompt": [{"role": "user", "content": image}], "answer": "2"})
+    path = tmp_path / "p.json"
+    datasets.Dataset.from_list(rows[:4]).to_json(path)
+    with pytest.warns(ConfigWarning) as caught:
+        assert pairs(MathProblems(str(path))) == [("1+1?", "2")]
+    (warning,) = caught
+    message = str(warning.message)
+    assert "3 of 4 rows are left out" in message
+    for reason in ("ends with nobody", "ends with assistant", "1 row: the problem is empty"):
+        assert reason in message
+    write(path, [rows[4]])
+    with pytest.raises(ConfigError, match="a message has a part of type image, only text is read"):
+        MathProblems(str(path))
+
+
+def test_the_parts_of_a_message_are_its_text(tmp_path):
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "1+1?"}]
+    rows = [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]
+    task = MathProblems(write(tmp_path / "p.jsonl", rows))
+    assert task.question(task[0]) == "What is\n1+1?"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_first_row_that_leaves_a_column_empty_does_not_hide_it(tmp_path, streaming):
+    rows = [{"prompt": "a", "reward_model": None}]
+    rows += [{"prompt": "b", "reward_model": {"ground_truth": "3"}}]
+    path = write(tmp_path / "p.jsonl", rows)
+    with pytest.warns(ConfigWarning, match="1 of 2 rows are left out"):
+        assert pairs(MathProblems(path, streaming=streaming)) == [("b", "3")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_is_no_pattern_of_names(tmp_path, streaming):
+    for name in ("data[1].jsonl", "x*?.jsonl"):
+        task = MathProblems(write(tmp_path / name, ROWS), streaming=streaming)
+        assert len(task) == 3
+
+
+@pytest.mark.parametrize(
+    ("marked", "gold"),
+    [
+        ("(3, 4)", "(3, 4)"),
+        ("3,4", "3,4"),
+        ("1,234", "1234"),
+        ("-$1,234.50", "-$1234.50"),
+        ("1,234 dollars", "1234 dollars"),
+        ("(1,234)", "(1,234)"),
+        ("1,234, 5", "1,234, 5"),
+    ],
+)
+def test_only_grouped_digits_lose_their_commas(tmp_path, marked, gold):
+    row = {"question": "q", "answer": f"so\n#### {marked}"}
+    task = MathProblems(write(tmp_path / "p.jsonl", [row]), answer_format="boxed")
+    assert task[0].answer == gold
+    assert task.verify(task[0], f"\\boxed{{{marked}}}")
+
+
+def test_a_solution_that_states_no_answer_is_no_gold(tmp_path):
+    """H06."""
+    prose = "Half of 90 is 45, so the total is 205."
+    rows = [{"problem": "p", "solution": prose}, {"problem": "q", "solution": "$\\frac12$"}]
+    path = write(tmp_path / "p.jsonl", rows)
+    with pytest.warns(ConfigWarning, match=r"1 of 2 .*states no answer behind #### or in \\boxed"):
+        assert pairs(MathProblems(path)) == [("q", "$\\frac12$")]
+    # a column of worked solutions by another name
+    rows = [{"question": "q", "answer": "so\n#### 7"}, {"question": "p", "answer": prose}]
+    write(tmp_path / "p.jsonl", rows)
+    with pytest.warns(ConfigWarning, match="1 of 2"):
+        assert pairs(MathProblems(path)) == [("q", "7")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "kept"),
+    [
+        ("jsonl", [5, 2**63 + 1], ["5"]),
+        ("parquet", [1.5, float("inf"), float("nan")], ["1.5"]),
+        ("csv", [9007199254740993, 7], ["9007199254740993", "7"]),
+        ("csv", [5.0, 9007199254740993.0], ["5"]),
+        ("jsonl", [5, 2**53 - 1], ["5", "9007199254740991"]),
+    ],
+)
+def test_golds_that_are_no_longer_exact_are_left_out(tmp_path, kind, values, kept, recwarn):
+    rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
+    warnings.simplefilter("always")
+    task = MathProblems(save(tmp_path, kind, rows))
+    assert [p.answer for p in task.problems] == kept
+    said = [str(w.message) for w in recwarn if w.category is ConfigWarning]
+    assert len(said) == (len(kept) < len(values))
+    if said:
+        assert f"{len(values) - len(kept)} of {len(values)} rows" in said[0]
+        assert "read as a float" in said[0] or "no finite number" in said[0]
 
 
 def test_worked_solutions_give_the_number_behind_the_marker(tmp_path):
@@ -188,6 +289,15 @@ def test_repeated_problems_are_merged_in_stable_order_and_counted(tmp_path, capl
     assert pairs(MathProblems(path, limit=2)) == first[:2]
 
 
+def test_a_task_alone_needs_nothing_else_to_be_imported(tmp_path):
+    path = write(tmp_path / "p.jsonl", [ROWS[0], ROWS[0]])
+    code = f"from lit_reason.tasks import MathProblems; print(len(MathProblems({path!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "gold"),
     [(27.0, "27"), (27, "27"), (0.5, "0.5"), (-3.0, "-3"), ("27.0", "27"), (1e6, "1000000")],
@@ -204,10 +314,10 @@ def test_golds_that_no_response_could_match_are_left_out_and_counted(tmp_path):
     """H07, A46: an unusable gold must not pay reward, nor train on a certain failure."""
     rows = [*ROWS, {"problem": "q", "answer": ""}, {"problem": "r", "answer": None}]
     path = write(tmp_path / "p.jsonl", rows)
-    with pytest.warns(ConfigWarning, match=r"2 of 5 gold answers .*answer_format=boxed"):
+    with pytest.warns(ConfigWarning, match=r"2 of 5 rows .*2 rows: the gold .*answer_format=boxed"):
         assert len(MathProblems(path)) == 3
     write(tmp_path / "p.jsonl", rows[3:])
-    with pytest.warns(ConfigWarning), pytest.raises(ConfigError, match="holds no problem"):
+    with pytest.raises(ConfigError, match=r"holds no problem .*: 2 rows: the gold answer would"):
         MathProblems(path)
 
 
@@ -227,6 +337,10 @@ def test_a_file_that_cannot_be_read_says_why_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"task\.path=.*broken\.jsonl: cannot be loaded") as error:
         MathProblems(str(path))
     assert "\n" not in str(error.value)
+    for content in ("", "\n"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"task\.path=.*broken\.jsonl: (is empty|cannot)"):
+            MathProblems(str(path))
     other = tmp_path / "problems.xlsx"
     other.write_text("")
     with pytest.raises(ConfigError, match=r"problems\.xlsx: not one of the kinds \.jsonl, \.json"):

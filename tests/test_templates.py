@@ -62,6 +62,7 @@ def test_the_format_alone_chooses_the_template(path):
         ({"template": "{question}\n#### N", "answer_format": "boxed"}, r"asks for gsm8k; set"),
         ({"system": "End with Answer: N", "template": "none", "answer_format": "boxed"}, r"answer"),
         ({"template": "{question} Answer: \\boxed{}"}, r"asks for answer or boxed; set task\.ans"),
+        ({"template": ""}, r"task\.template='': neither one of boxed, dapo,"),
         ({"template": "boxes"}, r"task\.template='boxes': neither one of boxed, dapo, .* nor a te"),
     ],
 )
@@ -99,6 +100,32 @@ def test_a_template_on_top_of_a_request_of_the_data_is_refused(tmp_path):
     assert MathProblems(path).answer_format == "gsm8k"
     with pytest.raises(ConfigError, match=r"'boxed'.*already ask for gsm8k; set template to none"):
         MathProblems(path, template="boxed")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_the_data_ask_for_before_the_problem_counts_as_if_the_system_message_did(
+    tmp_path, chat
+):
+    """H09: the same words in the data and in `task.system`."""
+    asks = {"role": "system", "content": "End with a line 'Answer: X'."}
+    question = {"role": "user", "content": "1+1?"}
+    for turns in ([asks], [{**asks, "role": "user"}, {"role": "assistant", "content": "Yes."}]):
+        row = {"prompt": [*turns, question], "answer": "2"}
+        path = tmp_path / "p.jsonl"
+        path.write_text(json.dumps(row))
+        for settings in ({}, {"template": "boxed"}):
+            with pytest.raises(ConfigError, match=r"beside the data's own .* answer or boxed; set"):
+                MathProblems(str(path), chat=chat, **settings)
+        with pytest.raises(ConfigError, match=r"answer_format=boxed: the conversations ask"):
+            MathProblems(str(path), chat=chat, template="none", answer_format="boxed")
+        assert MathProblems(str(path), chat=chat, template="none").answer_format == "answer"
+        assert MathProblems(str(path), chat=chat, answer_format="answer").verifier.mode == "answer"
+    row = {"prompt": [asks, question], "answer": "2"}
+    path.write_text(json.dumps(row))
+    for system in ("Be brief.", ""):
+        task = MathProblems(str(path), chat=chat, system=system)
+        assert task.answer_format == "boxed"
+        assert "Answer" not in task[0].text
 
 
 def test_what_most_problems_ask_for_counts():

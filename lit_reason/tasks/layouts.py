@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_reason.errors import ConfigError
+from lit_reason.tasks.left_out import RowError
 from lit_reason.tasks.templates import Messages
 
 
@@ -122,10 +123,13 @@ def conversation(value: Any, key: str) -> tuple[Messages, str]:
     """(messages before the problem, the problem) of a cell.
 
     Raises:
-        ConfigError: A conversation does not end with its user.
+        RowError: A conversation does not end with its user, or holds more than text.
 
     Example:
         >>> conversation([{"from": "human", "value": "1+1?"}], "prompt")
+        ((), '1+1?')
+        >>> parts = [{"type": "text", "text": "1+1?"}]
+        >>> conversation([{"role": "user", "content": parts}], "prompt")
         ((), '1+1?')
     """
     if not isinstance(value, list):
@@ -133,9 +137,9 @@ def conversation(value: Any, key: str) -> tuple[Messages, str]:
     messages = [_message(item) for item in value]
     if not messages or messages[-1]["role"] != "user":
         last = messages[-1]["role"] if messages else "nobody"
-        raise ConfigError(
-            f"task.question={key}: a conversation ends with {last}, expected the user's problem; "
-            "set task.question to another column"
+        raise RowError(
+            f"the conversation in task.question={key} ends with {last}, not with its user",
+            messages[-1]["content"] if messages else "",
         )
     return tuple(messages[:-1]), messages[-1]["content"].strip()
 
@@ -145,7 +149,19 @@ def _message(item: Any) -> dict[str, str]:
         return {"role": "user", "content": as_text(item)}
     role = str(item.get("role") or item.get("from") or "user")
     content = item["content"] if item.get("content") is not None else item.get("value")
-    return {"role": _ROLES.get(role, role), "content": as_text(content)}
+    return {"role": _ROLES.get(role, role), "content": _content(content)}
+
+
+def _content(value: Any) -> str:
+    """The text of a message, which may come in parts."""
+    if not isinstance(value, list):
+        return as_text(value)
+    parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in value]
+    for part in parts:
+        if part.get("text") is None:
+            kind = part.get("type") or "without text"
+            raise RowError(f"a message has a part of type {kind}, only text is read", part)
+    return "\n".join(as_text(part["text"]) for part in parts)
 
 
 def as_text(value: Any) -> str:
@@ -158,7 +174,9 @@ def as_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(as_text(v) for v in value)
     if isinstance(value, dict):
-        return as_text(value.get("content", value.get("value")))
+        return as_text(value.get("content", value.get("value", value.get("text"))))
+    if value is None or value != value:  # nan is how tables write nothing
+        return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return "" if value is None else str(value)
+    return str(value)

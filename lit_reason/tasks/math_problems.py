@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.log import log
 from lit_reason.tasks.base import Task
-from lit_reason.tasks.layouts import SOURCE, as_text, cell, columns, conversation, has, recognise
+from lit_reason.tasks.left_out import LeftOut, RowError
+from lit_reason.tasks.rows import Problem, find_columns, problems_of, shape
 from lit_reason.tasks.sources import load
 from lit_reason.tasks.templates import (
     TEMPLATES,
-    Messages,
+    asked_around,
     asked_by_most,
     bare,
     choose,
@@ -27,30 +23,12 @@ from lit_reason.tasks.templates import (
 )
 from lit_reason.verdict import Verdict
 from lit_reason.verifier import AnswerFormat, Verifier
-from lit_reason.verifier.extract import last_box
 
+_SEEN = 100  # rows by which columns and answer format are recognised
 _CHUNK = 1024  # gold answers that are checked together
 
 # DeepSeek-R1's format reward
 _THINK_ANSWER = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>\s*"
-
-
-class Problem(NamedTuple):
-    """A row of the data.
-
-    Attributes:
-        question: The problem, as the data holds it.
-        answer: The gold answer.
-        history: Messages of the conversation before the problem.
-        source: Name of the data set.
-        columns: Further columns, for reward functions.
-    """
-
-    question: str
-    answer: str
-    history: Messages = ()
-    source: str = ""
-    columns: dict[str, Any] = {}  # noqa: RUF012 (never changed)
 
 
 class MathProblems(Task):
@@ -76,7 +54,7 @@ class MathProblems(Task):
         answer_format: Where a response states its answer: in its last `\boxed{}`, on its last
             `Answer:` line, behind its last `####`, or in its last `<answer>` tags (`think_answer`);
             null takes what the template, or the problems, ask for.
-        system: System message; replaces that of the data.
+        system: System message; replaces that of the data. An empty one only removes it.
         chat: Render the prompt with the tokenizer's chat template; false for base models.
         columns: Further columns to hand to reward functions (`FunctionReward`).
         verifier: Compares answers in worker processes; null takes its defaults.
@@ -104,57 +82,35 @@ class MathProblems(Task):
         require_at_least_one("task", limit=limit)
         choose(template, answer_format, system, None)  # fail before the data is read
         self.path, self.system, self.chat = path, system, chat
-        self.repeated, self.refused = 0, list[str]()
+        self.repeated, self.left_out = 0, LeftOut()
         rows = load(path, split, config, streaming)
-        problems = self._distinct(rows, question, answer, source, columns or [])
-        first = list(islice(problems, min(limit or 100, 100)))
+        found = find_columns(
+            shape(islice(rows, _SEEN)), path, question, answer, source, columns or ()
+        )
+        problems = self._distinct(problems_of(rows, found, self.left_out))
+        first = list(islice(problems, min(limit or _SEEN, _SEEN)))
         asked = asked_by_most(p.question for p in first)
         inside = asked_by_most(bare(p.question) for p in first)
-        self.template, chosen = choose(template, answer_format, system, asked, inside)
+        around = asked_around((p.history for p in first), system)
+        self.template, chosen = choose(template, answer_format, system, asked, inside, around)
         self.answer_format: AnswerFormat = chosen
         self.verifier = (verifier or Verifier()).reading(chosen)
         if chosen == "think_answer":
             self.response_pattern = _THINK_ANSWER
-        if not asked:
+        if not asked and not around:
             warn_of_silence(template, self.template, system, chosen)
         self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
         self._report()
-        if not self.problems:
-            raise ConfigError(f"task.path={path}: holds no problem with an answer to compare with")
 
-    def _distinct(
-        self,
-        rows: Any,
-        question: str | None,
-        answer: str | None,
-        source: str | None,
-        extra: list[str],
-    ) -> Iterator[Problem]:
+    def _distinct(self, problems: Iterable[Problem]) -> Iterator[Problem]:
         """Each (problem, answer) of the data once, in order."""
-        first = next(iter(rows), None)
-        if first is None:
-            return
-        names = recognise(first, question, answer, self.path)
-        source = source or (SOURCE if has(first, SOURCE) else None)
-        asked = [("source", source), *(("columns", name) for name in extra)]
-        for key, column in asked:
-            if column is not None and not has(first, column):
-                raise ConfigError(
-                    f"task.{key}={column}: no such column in {self.path}; it has "
-                    f"{', '.join(columns(first))}"
-                )
-        needed = {name.split(".")[0] for name in (*names, source, *extra) if name}
-        seen: set[tuple[Any, ...]] = set()
-        for row in rows.select_columns(sorted(needed)):
-            history, text = conversation(cell(row, names[0]), names[0])
-            gold = _gold(cell(row, names[1]))
-            identity = (text, gold, *(m["content"] for m in history))
-            if identity in seen:
+        seen: set[tuple[str, ...]] = set()
+        for problem in problems:
+            if problem.identity in seen:
                 self.repeated += 1
-                continue
-            seen.add(identity)
-            name = as_text(cell(row, source)) if source else Path(self.path).stem
-            yield Problem(text, gold, history, name, {c: cell(row, c) for c in extra})
+            else:
+                seen.add(problem.identity)
+                yield problem
 
     def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""
@@ -163,26 +119,27 @@ class MathProblems(Task):
             golds = [problem.answer for problem in chunk]
             verdicts = self.verifier(golds, [self.verifier.state(gold) for gold in golds])
             for problem, verdict in zip(chunk, verdicts, strict=True):
-                if problem.question and verdict.correct:
+                if verdict.correct:
                     yield problem
                 else:
-                    self.refused.append(problem.answer)
+                    reason = (
+                        "the gold answer would not be accepted in "
+                        f"answer_format={self.answer_format}"
+                    )
+                    self.left_out.add(RowError(reason, problem.answer))
 
     def _report(self) -> None:
-        kept, refused = len(self.problems), self.refused
+        if not self.problems:
+            why = f": {self.left_out.summary()}" if self.left_out.total else ""
+            raise ConfigError(
+                f"task.path={self.path}: holds no problem with an answer to compare with{why}"
+            )
         if self.repeated:
-            rank_zero_info(
-                f"task.path={self.path}: {kept} different problems; {self.repeated} rows repeat "
-                "one of them and are merged with it"
+            log(
+                f"task.path={self.path}: {len(self.problems)} different problems; {self.repeated} "
+                "rows repeat one of them and are merged with it"
             )
-        if refused:
-            warnings.warn(
-                f"task.path={self.path}: {len(refused)} of {kept + len(refused)} gold answers "
-                f"would not be accepted in answer_format={self.answer_format} and are left out, "
-                f"the first is {refused[0]!r}",
-                ConfigWarning,
-                stacklevel=3,
-            )
+        self.left_out.warn(self.path, len(self.problems))
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -211,12 +168,3 @@ class MathProblems(Task):
     def same_answers(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
         """Whether the answers of each pair are mathematically equal; `None` if none could tell."""
         return self.verifier.equal(pairs)
-
-
-def _gold(value: Any) -> str:
-    text = as_text(value).strip()
-    if "####" in text:
-        text = text.rsplit("####", 1)[1].strip().replace(",", "")
-    boxed = last_box(text)
-    text = text if boxed is None else boxed
-    return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text

@@ -6,10 +6,9 @@ import difflib
 from dataclasses import fields
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_info
-
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.log import log
 from lit_reason.tasks.base import Task
 from lit_reason.tasks.gym_answers import may_be_scored
 from lit_reason.tasks.templates import Messages, choose, render, warn_of_silence
@@ -72,7 +71,7 @@ class ReasoningGym(Task):
         self.examples = self._turns(shown)
         self.entries = list({entry["question"]: entry for entry in self.generator}.values())
         if len(self.entries) < size:
-            rank_zero_info(f"task.name={name}: {len(self.entries)} different problems of {size}")
+            log(f"task.name={name}: {len(self.entries)} different problems of {size}")
         self._check_format()
 
     def _check_format(self) -> None:

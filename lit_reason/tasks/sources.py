@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,13 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Any:
             f"task.path={path}: not one of the kinds {', '.join(_KINDS)}; convert it, or give a "
             "folder or a hub id"
         )
+    if file.is_file() and not file.stat().st_size:
+        raise ConfigError(f"task.path={path}: is empty")
     try:
         loaded = _open(file, path, split, config, streaming)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        cause = error.__cause__ or error  # `datasets` wraps what it has met
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ConfigError(
             f"task.path={path}: cannot be loaded ({reason}); give a .json, .jsonl, .parquet or "
             ".csv file, a folder written by save_to_disk, or a hub id that this machine can reach"
@@ -53,6 +57,7 @@ def _open(file: Path, path: str, split: str, config: str | None, streaming: bool
         return datasets.load_from_disk(str(file))
     if file.is_file():
         kind = _KINDS[file.suffix]
-        return datasets.load_dataset(kind, data_files=str(file), split="train", streaming=streaming)
+        name = glob.escape(str(file))  # `datasets` takes it for a pattern
+        return datasets.load_dataset(kind, data_files=name, split="train", streaming=streaming)
     where = str(file) if file.is_dir() else path
     return datasets.load_dataset(where, config, split=split, streaming=streaming)

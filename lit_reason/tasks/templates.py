@@ -15,6 +15,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from lit_reason.batch import Prompt
@@ -129,12 +130,32 @@ def asked_by_most(problems: Iterable[str]) -> AnswerFormat | None:
     return found[0] if len(found) == 1 else None
 
 
+def asked_around(histories: Iterable[Messages], system: str | None) -> set[AnswerFormat]:
+    """The formats that most of the data's own messages before the problem ask for or show.
+
+    Args:
+        histories: The messages before each problem.
+        system: Replaces the system messages among them.
+
+    Example:
+        >>> asked_around([({"role": "system", "content": "End with Answer: X."},)], None)
+        {'answer'}
+    """
+    texts = [
+        "\n".join(m["content"] for m in history if system is None or m["role"] != "system")
+        for history in histories
+    ]
+    counts = Counter(name for text in texts for name in asked_formats(text))
+    return {name for name, count in counts.items() if 2 * count > len(texts)}
+
+
 def choose(
     template: str | None,
     answer_format: AnswerFormat | None,
     system: str | None,
     asked: AnswerFormat | None,
     inside: AnswerFormat | None = None,
+    around: AbstractSet[AnswerFormat] = frozenset(),
 ) -> tuple[Template, AnswerFormat]:
     """The template and the answer format of a task, one from the other where one is `None`.
 
@@ -144,6 +165,7 @@ def choose(
         system: A system message, which may ask for a format too.
         asked: What the problems ask for as they are; they then need no template.
         inside: What they ask for without the published prompts that `bare` takes off.
+        around: What the data's own messages before the problems ask for.
 
     Raises:
         ConfigError: The prompt asks for another format than the verifier looks for (H09).
@@ -154,15 +176,19 @@ def choose(
         >>> choose("r1", None, None, None)[1]
         'think_answer'
     """
-    name = template or ("none" if asked else _DEFAULTS[answer_format or "boxed"])
+    name = template
+    if name is None:
+        name = "none" if asked else _DEFAULTS[answer_format or "boxed"]
     chosen = TEMPLATES.get(name) or _own(name)
-    formats = asked_formats(f"{system or ''}\n{chosen.text}")
+    formats = asked_formats(f"{system or ''}\n{chosen.text}") | around
     if asked and chosen == TEMPLATES["none"]:
         formats |= {asked}
     if answer_format is None:
-        answer_format = _only(name, formats)
+        answer_format = _only(name, formats, around)
     if formats and answer_format not in formats:
         where = "the problems already ask" if name == "none" else f"task.template={name!r} asks"
+        if around & formats:
+            where = "the conversations ask"
         raise ConfigError(
             f"task.answer_format={answer_format}: {where} for {_listed(formats)}; set "
             f"answer_format to {_listed(formats)}, or template to {_DEFAULTS[answer_format]}"
@@ -198,16 +224,17 @@ def _own(text: str) -> Template:
     return Template(text)
 
 
-def _only(name: str, formats: set[AnswerFormat]) -> AnswerFormat:
+def _only(name: str, formats: set[AnswerFormat], around: AbstractSet[AnswerFormat]) -> AnswerFormat:
     if len(formats) > 1:
+        beside = " beside the data's own messages" if around else ""
         raise ConfigError(
-            f"task.template={name!r}: asks for {_listed(formats)}; set task.answer_format to the "
-            "one that counts"
+            f"task.template={name!r}{beside}: asks for {_listed(formats)}; set task.answer_format "
+            "to the one that counts"
         )
     return next(iter(formats), "boxed")
 
 
-def _listed(formats: set[AnswerFormat]) -> str:
+def _listed(formats: AbstractSet[AnswerFormat]) -> str:
     return " or ".join(sorted(formats))
 
 
@@ -217,12 +244,12 @@ def render(template: Template, question: str, system: str | None, history: Messa
     Args:
         template: What stands around the problem.
         question: The problem.
-        system: Replaces the data's own system message.
+        system: Replaces the data's own system message; an empty one removes it.
         history: Messages before the problem, a system message among them or not. Where there is
             no chat their contents stand before the problem.
     """
     own = [m["content"] for m in history if m["role"] == "system"]
-    given = [system] if system else own
+    given = own if system is None else [system] if system else []
     turns = [m for m in history if m["role"] != "system"]
     # not str.format: problems are full of braces
     user = template.user.replace("{question}", question)

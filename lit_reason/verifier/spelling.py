@@ -33,6 +33,7 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
 )
+_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _LISTED = re.compile(r",\s")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _LONGEST_CHAIN = 9  # equality signs
@@ -114,6 +115,17 @@ def plain(text: str) -> str:
     if _BASED_ABOVE_TEN.fullmatch(text):
         return text.lower()
     return text.replace(",", "") if _GROUPED.fullmatch(text) and not is_list else text
+
+
+def ungrouped(text: str) -> str:
+    """`text` without commas between digits, where no other comma makes it a list or a pair.
+
+    Example:
+        >>> ungrouped("x = 1,234"), ungrouped("(1,234)"), ungrouped("1,234, 5")
+        ('x = 1234', '(1,234)', '1,234, 5')
+    """
+    number = _GROUPING.sub("", text)
+    return text if set(number) & set(",;()[]") else number
 
 
 def quick(gold: str, stated: str) -> bool | None:
