@@ -29,7 +29,7 @@ from lit_reason.forms import require_tensor
 from lit_reason.judge import judge, reward, verdict_shares
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
-from lit_reason.scores import answer_classes, source_key
+from lit_reason.scores import answer_classes
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -191,10 +191,12 @@ class RolloutDataModule(LightningDataModule):
         for term in self.rewards.values():
             term.bind(module)
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+            term.check(self.task, "data.task")
+            term.check(self.val_task, "data.val_task")
         if stage == "fit":
             prompts = self._encode(self.task, self.sampling, "task")
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
-        self.val_sources = tuple(sorted({source_key(p.source) for p, _ in self.val_prompts}))
+        self.val_sources = tuple(sorted({p.source for p, _ in self.val_prompts}))
         if stage == "fit":
             self.prompts = without_overlap(
                 prompts, self.val_prompts, self.task, self.val_task, self.remove_overlap

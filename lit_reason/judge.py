@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Set, Sized
 from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
@@ -100,7 +100,7 @@ def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:
 
 
 def _check_count(name: str, values: Any, count: int, what: str) -> None:
-    if not isinstance(values, Sized):
+    if not isinstance(values, Sized) or isinstance(values, str | bytes | Mapping | Set):
         raise ConfigError(
             f"data.rewards.{name}: returned {values!r}, expected one value for each of {what}"
         )
@@ -110,6 +110,8 @@ def _check_count(name: str, values: Any, count: int, what: str) -> None:
 
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes):  # float would read it
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data.rewards.{name}: returned {value!r}, expected a number") from error

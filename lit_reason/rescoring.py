@@ -20,7 +20,6 @@ from lit_reason.scores import (
     powers_of_two,
     problem_scores,
     score_names,
-    source_key,
     summarise,
 )
 from lit_reason.verdict import Verdict
@@ -170,18 +169,18 @@ def measure(
     pass_k = powers_of_two(k) if pass_k is None else pass_k
     if any(not 1 <= n <= k for n in pass_k):
         raise ConfigError(f"pass_k={pass_k}: each must lie between 1 and the {k} samples")
-    keys = [source_key(row.get("source", "")) for row in rows[::k]]
-    sources = sorted(set(keys))
+    names = [row.get("source") or "" for row in rows[::k]]
+    sources = sorted(set(names))
     samples = Samples(
         index=torch.tensor([row["prompt_index"] for row in rows[::k]]),
-        source=torch.tensor([sources.index(key) for key in keys]),
+        source=torch.tensor([sources.index(name) for name in names]),
         status=codes(verdicts).view(-1, k),
         classes=torch.tensor(classes),
         lengths=torch.tensor([row["length"] for row in rows]).view(-1, k),
         truncated=torch.tensor([bool(row["truncated"]) for row in rows]).view(-1, k),
     )
-    names, scores = score_names(k, pass_k), problem_scores(samples, pass_k)
-    return summarise(names, scores, samples.index, samples.source, sources)
+    scores = problem_scores(samples, pass_k)
+    return summarise(score_names(k, pass_k), scores, samples.index, samples.source, sources)
 
 
 def changes(rows: list[Row], verdicts: list[Verdict]) -> list[Row]:

@@ -45,7 +45,7 @@ class Samples:
         """The problems of an evaluation batch, without those that only fill up a shard."""
         real = rollout.prompt_index.view(-1, k)[:, 0] >= 0
         numbers = {name: i for i, name in enumerate(sources)}
-        names = [source_key(p.source) for p in rollout.prompts[::k]]
+        names = [prompt.source for prompt in rollout.prompts[::k]]
         source = torch.tensor([numbers.get(name, 0) for name in names], device=real.device)
         assert rollout.answer_ids is not None
         return cls(
@@ -125,14 +125,23 @@ def codes(verdicts: Sequence[Verdict]) -> Tensor:
     return torch.tensor([STATUSES.index(v.status) for v in verdicts], dtype=torch.long)
 
 
-def source_key(name: str) -> str:
-    """The name of a data set as a part of a metric's name.
+def source_keys(names: Sequence[str]) -> list[str]:
+    """The names of data sets as parts of metrics' names, each different from the others.
 
     Example:
-        >>> source_key("openai/gsm8k"), source_key("")
-        ('openai_gsm8k', 'unnamed')
+        >>> source_keys(["openai/gsm8k", ""]), source_keys(["a b", "a/b", "a_b"])
+        (['openai_gsm8k', 'unnamed'], ['a_b_2', 'a_b_3', 'a_b'])
     """
-    return re.sub(r"[^\w.-]+", "_", name) or "unnamed"
+    plain = [re.sub(r"[^\w.-]+", "_", name) or "unnamed" for name in names]
+    taken = {key for key, name in zip(plain, names, strict=True) if key == name}
+    keys = []
+    for key, name in zip(plain, names, strict=True):
+        chosen, number = key, 2
+        while chosen != name and chosen in taken:
+            chosen, number = f"{key}_{number}", number + 1
+        taken.add(chosen)
+        keys.append(chosen)
+    return keys
 
 
 def powers_of_two(k: int) -> list[int]:
@@ -203,8 +212,8 @@ def summarise(
     order = index.argsort(stable=True)
     scores, source = scores[order].cpu().double(), source[order].cpu()
     values = _describe(names, scores, "")
-    for number, name in enumerate(sources if len(sources) > 1 else ()):
-        values |= _describe(names, scores[source == number], f"{name}/")
+    for number, key in enumerate(source_keys(sources) if len(sources) > 1 else ()):
+        values |= _describe(names, scores[source == number], f"{key}/")
     return values
 
 

@@ -169,6 +169,16 @@ def test_data_sets_are_reported_by_name(policy):
     assert values["val/c/accuracy_low"] == 0
 
 
+def test_data_sets_whose_names_look_alike_stay_two(policy):
+    task = Sums(("1+1=", "2", "a/b"), ("1+2=", "3", "a b"), ("1+3=", "4", "a b"))
+    table = {"1+1=": ["=2"], "1+2=": ["=3"], "1+3=": ["=5"]}
+    values = evaluate(policy, task, table, 1)
+    assert (values["val/a_b_2/accuracy"], values["val/a_b/accuracy"]) == (1, 0.5)
+    rows = evaluate(policy, task, table, 1, "predict")
+    again = measure(rows, [Verdict.of(row["correct"]) for row in rows], [[-1]] * 3, 1)
+    assert (again["a_b_2/accuracy"], again["a_b/accuracy"]) == (1, 0.5)
+
+
 def test_what_a_task_says_of_answers_is_asked_once_and_blamed_by_name(policy):
     class Broken(Sums):
         def same_answers(self, pairs):

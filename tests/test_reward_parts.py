@@ -1,5 +1,7 @@
 """Reward terms that come from elsewhere: a user's function, a reward model."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -41,6 +43,9 @@ def wants(completions, level, colour="red"):
 def broken(completions, **kwargs):
     return 1 / 0
 
+def by_place(completions, /, **kwargs):
+    return [0.0] * len(completions)
+
 async def later(completions, **kwargs):
     return [0.0]
 
@@ -80,7 +85,7 @@ def call(term, prompt=PLAIN):
 @pytest.mark.parametrize("path", ["own_functions.py:seen", "own_functions.seen"])
 def test_a_function_gets_what_trl_gives_it(path):
     term = FunctionReward(path)
-    term.setup(OneProblem(), 8, None)
+    term.check(OneProblem(), "data.task")
     assert call(term) == [1.0, 1.0]
     gold = ["2", "2"]
     assert term.function.calls.pop() == {
@@ -120,6 +125,8 @@ def test_a_column_of_the_data_set_comes_before_the_gold_answer():
         ("elsewhere.py:fn", r"no such file elsewhere\.py"),
         ("elsewhere.fn", r"cannot be imported \(ModuleNotFoundError: .*elsewhere"),
         ("fn", r"names no module; give module\.function or FILE\.py:function"),
+        ("own_functions.by_place", r"takes completions by position only, .* drop the /"),
+        ("builtins.dict", r"its parameters are not known"),
         ("own_functions.later", r"an async function; wrap it in one that runs it"),
         ("broken_file.py:fn", r"cannot be imported \(SyntaxError"),
     ],
@@ -132,9 +139,35 @@ def test_a_path_that_names_no_function_is_refused(path, message, tmp_path):
 
 def test_a_column_that_the_task_does_not_have_is_missed_at_set_up():
     term = FunctionReward("own_functions.wants")
-    term.setup(OneProblem(), 8, None)
-    with pytest.raises(ConfigError, match=r"asks for level, which PlanCount does not give; it giv"):
-        term.setup(PlanCount(), 8, None)
+    term.check(OneProblem(), "data.task")
+    with pytest.raises(
+        ConfigError, match=r"for level, which data\.val_task=PlanCount does not"
+    ):
+        term.check(PlanCount(), "data.val_task")
+
+
+@pytest.mark.parametrize("short", ["task", "val_task"])
+def test_a_column_that_one_of_the_tasks_does_not_have_is_missed_before_anything_runs(capsys, short):
+    (Path("columns.py")).write_text(
+        "from lit_reason.tasks import PlanCount\n"
+        "from dataclasses import replace\n"
+        "class Levels(PlanCount):\n"
+        "    def __getitem__(self, index):\n"
+        "        return replace(super().__getitem__(index), columns={'level': 1})\n"
+    )
+    other = {"task": "val_task", "val_task": "task"}[short]
+    message = fails(
+        capsys,
+        "fit",
+        *tiny("grpo"),
+        *SMALL,
+        f"--data.{other}=columns.Levels",
+        "--data.rewards.mine=FunctionReward",
+        "--data.rewards.mine.path=own_functions.py:wants",
+        "--run_dir=run",
+    )
+    assert f"asks for level, which data.{short}=PlanCount does not give" in message
+    assert f"data.{short}.columns" in message
 
 
 def test_a_users_function_trains_a_run_and_counts_what_it_leaves_out():

@@ -43,6 +43,17 @@ class Reward(ABC):
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:  # noqa: B027
         """Called once before the first rollout with what the term may need to know."""
 
+    def check(self, task: Task, key: str) -> None:  # noqa: B027
+        """Called at set-up with each task whose responses the term will score.
+
+        Args:
+            task: The task.
+            key: `data.task` or `data.val_task`, for messages.
+
+        Raises:
+            ConfigError: The task does not give what the term reads.
+        """
+
     @abstractmethod
     def __call__(
         self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,11 @@ class FunctionReward(Reward):
             raise ConfigError(
                 f"FunctionReward.path={path}: an async function; wrap it in one that runs it"
             )
-        self.parameters = inspect.signature(self.function).parameters
+        self.parameters = _parameters(path, self.function)
         kinds = [p.kind for p in self.parameters.values()]
         self.takes_all = inspect.Parameter.VAR_KEYWORD in kinds
 
-    def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:
+    def check(self, task: Task, key: str) -> None:
         """Looks for the columns that the function asks for."""
         known = {*GIVEN, *_columns(task[0])}
         required = [
@@ -67,8 +67,9 @@ class FunctionReward(Reward):
         missing = [name for name in required if name not in known]
         if missing:
             raise ConfigError(
-                f"FunctionReward.path={self.path}: asks for {missing[0]}, which "
-                f"{type(task).__name__} does not give; it gives {', '.join(sorted(known))}"
+                f"FunctionReward.path={self.path}: asks for {missing[0]}, which {key}="
+                f"{type(task).__name__} does not give; it gives {', '.join(sorted(known))}; name "
+                f"further columns in {key}.columns"
             )
 
     def __call__(
@@ -84,6 +85,23 @@ class FunctionReward(Reward):
         if not self.takes_all:
             given = {name: values for name, values in given.items() if name in self.parameters}
         return self.function(**given)
+
+
+def _parameters(path: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"FunctionReward.path={path}: its parameters are not known ({error}); wrap it in a "
+            "function of your own"
+        ) from error
+    for name, p in parameters.items():
+        if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
+            raise ConfigError(
+                f"FunctionReward.path={path}: takes {name} by position only, and arguments are "
+                "given by name; drop the / from its parameters"
+            )
+    return parameters
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:
