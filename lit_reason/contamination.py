@@ -16,26 +16,46 @@ Encoded = list[tuple[Prompt, list[int]]]
 # typographic variants of quotes, minus and multiplication
 _SAME = str.maketrans(dict(zip("\u2018\u2019\u201c\u201d\u2212\u2013", "''\"\"--", strict=True)))
 _SPACING = re.compile(r"\\[,;:!> ]|\\(?:quad|qquad|left|right|displaystyle)(?![a-zA-Z])|[~$]")
+_THIN = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|,\\!)(?=\d{3}(?!\d))")
+# inside brackets a comma may separate arguments
+_GROUPED = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,)\]}])")
+# a point before a digit, and what stands between digits, is part of a number, a ratio or a list
+_PUNCTUATION = re.compile(r"(?<=\w)(?<!\d)\.|(?<!\w)\.(?!\d)|(?<!\d)[,:;]|(?<=\d)[.,:;](?!\s*\d)")
+_COMMAND_OR_WORD = re.compile(r"\\[a-zA-Z]+|[^\W\d_]{2,}|\b[AI]\b")
+_RAISED = {"<super>": "^", "<sub>": "_"}
 
 
 def normalise(text: str) -> str:
     r"""A spelling in which copies of a problem are equal.
 
-    Letter case, white space, punctuation, typographic variants and LaTeX's spacing are dropped;
-    digits, letters and mathematical signs stay.
+    The case of words, white space, punctuation, typographic variants and LaTeX's spacing are
+    dropped; digits, letters and mathematical signs stay, and so does what makes two numbers of a
+    row of digits.
 
     Example:
         >>> normalise("What is $1\\,+\\,1$ ?") == normalise("what is 1+1")
         True
         >>> normalise("What is 1+1?") == normalise("What is 1-1?")
         False
+        >>> normalise("3\u00b2") == normalise("32"), normalise("1 2 3") == normalise("12 3")
+        (False, False)
     """
-    text = unicodedata.normalize("NFKC", _SPACING.sub(" ", text)).casefold().translate(_SAME)
+    text = "".join(map(_marked, _SPACING.sub(" ", _THIN.sub("", text))))
+    text = unicodedata.normalize("NFKC", text).translate(_SAME)
+    text = _COMMAND_OR_WORD.sub(_without_case, text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # grouped digits
-    # between digits these are part of a number, a ratio or a list
-    text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\s*\d)", "", text)
-    return re.sub(r"[\s;?\"]+", "", text)
+    text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "_", _PUNCTUATION.sub("", text).strip())
+    return re.sub(r"[\s?\"]+", "", text)
+
+
+def _marked(character: str) -> str:
+    """A raised or lowered character with a sign before it, which its plain form would lose."""
+    return _RAISED.get(unicodedata.decomposition(character).split(" ")[0], "") + character
+
+
+def _without_case(match: re.Match[str]) -> str:
+    return match[0] if match[0].startswith("\\") else match[0].casefold()
 
 
 def without_overlap(

@@ -46,6 +46,10 @@ def clean(task, val_task, remove=True):
         ("Janet\u2019s 1,450 eggs", "Janet's 1450 eggs"),
         ("a \u2212 b", "a - b"),
         ("\\quad x\\ y~z", "xyz"),
+        ("1\\,450 and 1{,}450", "1450 and 1450"),
+        ("A train, at 3:15.", "a train at 3:15"),
+        ("x\u00b2", "x^2"),
+        ("LET x be .5", "let x be .5."),
     ],
 )
 def test_copies_of_a_problem_are_equal(one, other):
@@ -62,6 +66,17 @@ def test_copies_of_a_problem_are_equal(one, other):
         ("x - 1", "x + 1"),
         ("\\leftarrow x", "arrow x"),
         ("f'(x)", "f(x)"),
+        ("3\u00b2", "32"),
+        ("a\u2082", "a2"),
+        (".5+1", "5+1"),
+        ("is .5", "is 5"),
+        ("1 2 3", "12 3"),
+        ("1\\,2", "12"),
+        ("(1;2)", "(12)"),
+        ("f(1,234)", "f(1234)"),
+        ("f(x, 1,234)", "f(x, 1234)"),
+        ("R/r", "r/R"),
+        ("\\Delta", "\\delta"),
     ],
 )
 def test_different_problems_stay_different(one, other):
@@ -107,6 +122,16 @@ def test_the_question_counts_not_the_prompt_around_it(tmp_path):
     held_out = MathProblems(str(tmp_path / "b.jsonl"), template="r1", chat=True)
     with pytest.raises(ConfigError, match="every problem"):
         clean(train, held_out)
+
+
+def test_earlier_turns_are_a_part_of_the_question(tmp_path):
+    for name, first in (("a", "1+1?"), ("b", "2+2?")):
+        turns = [("system", "Be brief."), ("user", first), ("assistant", "Yes."), ("user", "And?")]
+        row = {"prompt": [{"role": r, "content": c} for r, c in turns], "answer": "2"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    one, other = (MathProblems(str(tmp_path / f"{name}.jsonl")) for name in "ab")
+    assert one.question(one[0]) == "1+1?\n\nYes.\n\nAnd?"
+    assert clean(one, other) == [0]
 
 
 def test_every_leaked_test_problem_of_gsm8k_is_caught(caplog):

@@ -140,9 +140,7 @@ def test_a_path_that_names_no_function_is_refused(path, message, tmp_path):
 def test_a_column_that_the_task_does_not_have_is_missed_at_set_up():
     term = FunctionReward("own_functions.wants")
     term.check(OneProblem(), "data.task")
-    with pytest.raises(
-        ConfigError, match=r"for level, which data\.val_task=PlanCount does not"
-    ):
+    with pytest.raises(ConfigError, match=r"for level, which data\.val_task=PlanCount does not"):
         term.check(PlanCount(), "data.val_task")
 
 

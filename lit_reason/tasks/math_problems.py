@@ -154,8 +154,10 @@ class MathProblems(Task):
         return Prompt(index, prompt.text, problem.answer, messages, *problem[3:])
 
     def question(self, prompt: Prompt) -> str:
-        """The problem without any prompt around it."""
-        return bare(self.problems[prompt.index].question)
+        """The problem without any prompt around it, behind earlier turns of its conversation."""
+        problem = self.problems[prompt.index]
+        turns = [m["content"] for m in problem.history if m["role"] != "system"]
+        return "\n\n".join([*turns, bare(problem.question)])
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the answer that `text` states equals the gold one."""
