@@ -239,7 +239,7 @@ def test_closing_or_forgetting_a_pool_leaves_no_process(engine):
 
 
 SCRIPT = """
-import sys, threading, time
+import os, sys, threading, time
 sys.path.insert(0, {folder!r})
 from lit_reason.verifier.pool import Pool
 print("started", flush=True)
@@ -248,18 +248,29 @@ pool.run([("a", "a")] * 4)
 threading.Thread(target=lambda: pool.run([("a", "hang")]), daemon=True).start()
 time.sleep(0.3)
 print(*[member.process.pid for member in pool.members], flush=True)
+if {forks}:
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
 sys.stdin.readline()  # until the test has seen them
 {end}
 """
 
 
 @LINUX
-@pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(3)", "import os; os._exit(4)"])
-def test_the_workers_end_with_their_parent(engine, tmp_path, end):
-    """Also busy ones, and if the parent cannot say so. The script has no main guard."""
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(3)", "os._exit(4)"])
+def test_the_workers_end_with_their_parent(engine, tmp_path, end, forks):
+    """Also busy ones, if the parent cannot say so, and if a child of it keeps their pipes open.
+
+    The script has no main guard.
+    """
     folder = sys.path[0]
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT.format(folder=folder, end=end)))
+    script.write_text(textwrap.dedent(SCRIPT.format(folder=folder, end=end, forks=forks)))
     path = os.pathsep.join(x for x in sys.path if x)
     parent = subprocess.Popen(
         [sys.executable, str(script)],
@@ -272,10 +283,15 @@ def test_the_workers_end_with_their_parent(engine, tmp_path, end):
         assert parent.stdout.readline() == "started\n"
         pids = [pid for p in parent.stdout.readline().split() for pid in family(int(p))]
         assert len(pids) == 4
+        child = int(parent.stdout.readline()) if forks else None
         parent.stdin.write("\n")
         parent.stdin.flush()
         if "60" in end:
             parent.kill()
         assert parent.stdout.read() == ""
         parent.wait()
-    assert gone(pids, 5)
+    try:
+        assert gone(pids, 5)
+    finally:
+        if child is not None:
+            os.kill(child, signal.SIGKILL)

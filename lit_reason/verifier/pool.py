@@ -130,7 +130,7 @@ class Pool:
         program = (
             "from lit_reason.verifier.worker import main; "
             f"main({self.engine!r}, {self.time_limit!r}, {self.memory_limit!r}, "
-            f"{self.recycle_after!r})"
+            f"{self.recycle_after!r}, {os.getpid()})"
         )
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         # one hash seed: sympy's order of terms, and what it finds in time, depend on it

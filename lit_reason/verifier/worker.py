@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 READY, EQUAL, DIFFERENT, RAISED, TIMED_OUT, DIED = b"r", b"=", b"!", b"e", b"t", b"x"
+_LOOK = 1000  # milliseconds between two looks for the parent
 _RECYCLED = 3  # exit status of a child that has answered its share
 _OPENED_FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = (  # beginnings of the names of audit events
@@ -35,14 +36,15 @@ _REFUSED = (  # beginnings of the names of audit events
 Engine = Callable[[str, str], bool]
 
 
-def main(engine: str, time_limit: float, memory_limit: int, answers: int) -> None:
-    """Serves until standard input ends.
+def main(engine: str, time_limit: float, memory_limit: int, answers: int, parent: int) -> None:
+    """Serves until standard input ends, or the parent does.
 
     Args:
         engine: `module:function` that compares a gold answer with another.
         time_limit: Seconds for one answer.
         memory_limit: MiB that a child may take on top of what it starts with.
         answers: Number of answers after which a child makes room for the next.
+        parent: Process that this one ends with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     compare = _load(engine)
@@ -55,7 +57,7 @@ def main(engine: str, time_limit: float, memory_limit: int, answers: int) -> Non
             os.close(alive)
             _serve(compare, time_limit, memory_limit, answers)
         os.close(held)
-        deserted = not _outlives(alive)
+        deserted = not _outlives(alive, parent)
         if deserted:
             os.kill(child, signal.SIGKILL)
         os.close(alive)
@@ -75,12 +77,18 @@ def _load(engine: str) -> Engine:
     return compare
 
 
-def _outlives(child_alive: int) -> bool:
-    """Waits for the end of the child, or of the parent; whether the parent is still there."""
+def _outlives(child_alive: int, parent: int) -> bool:
+    """Waits for the end of the child, or of the parent; whether the parent is still there.
+
+    The other side of standard input stays open if the parent has forked, so that is not enough.
+    """
     poll = select.poll()
     poll.register(child_alive, select.POLLIN)
     poll.register(0, 0)  # reports only that the other side has closed
-    return all(descriptor != 0 for descriptor, _ in poll.poll())
+    while os.getppid() == parent:
+        if ended := poll.poll(_LOOK):
+            return all(descriptor != 0 for descriptor, _ in ended)
+    return False
 
 
 def _serve(compare: Engine, time_limit: float, memory_limit: int, answers: int) -> None:
