@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, blaming
+from lit_reason.prediction_files import Row
 from lit_reason.scores import (
     Samples,
     answer_classes,
@@ -23,12 +21,10 @@ from lit_reason.scores import (
     summarise,
 )
 from lit_reason.verdict import Verdict
-from lit_reason.verifier import Verifier
+from lit_reason.verifier import AnswerFormat, Verifier
+from lit_reason.verifier.gym import GymVerifier
 
-NEEDED = ("prompt_index", "sample", "response", "gold", "status", "length", "truncated")
 MATH = ("boxed", "answer", "gsm8k", "think_answer")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,44 +32,76 @@ class Scorer:
     """How the responses of one answer format are judged.
 
     Attributes:
-        judge: (gold answers, responses) -> verdicts.
+        judge: (what each problem is judged by, responses) -> verdicts.
         same: Pairs of answers -> whether the two are equal.
+        key: Key of the rows that holds what a problem is judged by.
     """
 
-    judge: Callable[[list[str], list[str]], Sequence[Verdict]]
+    judge: Callable[[list[Any], list[str]], Sequence[Verdict]]
     same: Callable[[list[tuple[str, str]]], Sequence[bool | None]] = lambda pairs: [
         a == b for a, b in pairs
     ]
+    key: str = "gold"
 
 
-def scorer(answer_format: str | None) -> Scorer:
+def scorer(answer_format: str | None, scoring: dict[str, Any] | None = None) -> Scorer:
     """The scorer of a format that a predictions file names, or of a function of one's own.
 
     Args:
         answer_format: `boxed`, `answer`, `gsm8k`, `think_answer`, `plan_count`, or the dotted path
             of a function that takes gold answers and responses and returns verdicts.
+        scoring: What the file says besides: a marker of answers, or a generator of `reasoning-gym`.
 
     Raises:
         ConfigError: There is no such format.
     """
+    scoring = scoring or {}
+    if answer_format in MATH and "generator" in scoring:
+        return Scorer(GymVerifier(cast(AnswerFormat, answer_format)), key="scoring")
     if answer_format in MATH:
-        return _math(answer_format)
+        verifier = Verifier(cast(AnswerFormat, answer_format), marker=scoring.get("marker"))
+        return Scorer(verifier, verifier.equal)
     if answer_format == "plan_count":
         return _plan_count()
-    module, _, name = (answer_format or "").rpartition(".")
+    return Scorer(_own(answer_format or ""))
+
+
+def _own(path: str) -> Callable[[list[str], list[str]], Sequence[Verdict]]:
+    """A function of the user's, whose verdicts are checked."""
+    module, _, name = path.rpartition(".")
     try:
-        return Scorer(getattr(importlib.import_module(module), name))
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"answer_format={answer_format}: not known; give one of "
+            f"answer_format={path or None}: not known; give one of "
             f"{', '.join((*MATH, 'plan_count'))}, or the dotted path of a function that takes gold "
             "answers and responses and returns verdicts"
         ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"answer_format={path}: cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"answer_format={path}: is {function!r}, expected a function")
 
+    def judge(golds: list[str], texts: list[str]) -> list[Verdict]:
+        with blaming(f"answer_format={path}", function):
+            given = function(golds, texts)
+        verdicts = list(given) if isinstance(given, Iterable) else [given]
+        odd = [verdict for verdict in verdicts if not isinstance(verdict, Verdict)]
+        if odd:
+            raise ConfigError(
+                f"answer_format={path}: returned {odd[0]!r}, expected a lit_reason.verdict.Verdict "
+                "for each response, for example Verdict.of(True)"
+            )
+        if len(verdicts) != len(texts):
+            raise ConfigError(
+                f"answer_format={path}: returned {len(verdicts)} verdicts for {len(texts)} "
+                "responses"
+            )
+        return verdicts
 
-def _math(answer_format: Any) -> Scorer:
-    verifier = Verifier(answer_format)
-    return Scorer(verifier, verifier.equal)
+    return judge
 
 
 def _plan_count() -> Scorer:
@@ -84,52 +112,6 @@ def _plan_count() -> Scorer:
         return judged(stated == gold, stated)
 
     return Scorer(lambda golds, texts: [judge_one(g, t) for g, t in zip(golds, texts, strict=True)])
-
-
-def read_predictions(paths: Iterable[Path]) -> list[Row]:
-    """The rows of predictions files, the samples of a problem together.
-
-    Raises:
-        ConfigError: A file does not exist or holds something else, or problems have different
-            numbers of responses.
-    """
-    rows = [row for path in paths for row in _read(path)]
-    if not rows:
-        raise ConfigError("the files hold no prediction")
-    rows.sort(key=lambda row: (row["prompt_index"], row["sample"]))
-    counts = Counter(row["prompt_index"] for row in rows)
-    most = max(counts.values())
-    expected = [(index, sample) for index in sorted(counts) for sample in range(most)]
-    if [(row["prompt_index"], row["sample"]) for row in rows] != expected:
-        index = next(i for i in sorted(counts) if _samples(rows, i) != list(range(most)))
-        raise ConfigError(
-            f"problem {index} has the samples {_samples(rows, index)}, another has {most}; give "
-            "all files of one `predict`, and of one only"
-        )
-    return rows
-
-
-def _samples(rows: list[Row], index: int) -> list[int]:
-    return [row["sample"] for row in rows if row["prompt_index"] == index]
-
-
-def _read(path: Path) -> list[Row]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    rows = []
-    # not splitlines: responses may hold other line separators
-    for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), 1):
-        try:
-            row = json.loads(line)
-            missing = [key for key in NEEDED if key not in row]
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}:{number}: not a JSON object") from error
-        if missing:
-            raise ConfigError(
-                f"{path}:{number}: has no {missing[0]}; is it a file that `predict` wrote?"
-            )
-        rows.append(row)
-    return rows
 
 
 def judge_again(
@@ -150,8 +132,13 @@ def judge_again(
             f"the rows name several answer formats, {', '.join(sorted(map(str, named)))}; give "
             "--answer_format"
         )
-    chosen = scorer(answer_format or next(iter(named)))
-    golds, texts = [row["gold"] for row in rows], [row["response"] for row in rows]
+    scoring = [row.get("scoring") or {} for row in rows]
+    if len({(s.get("marker"), s.get("generator") is None) for s in scoring}) > 1:
+        raise ConfigError("the rows are of several tasks; judge the files of each by themselves")
+    chosen_format = answer_format or next(iter(named))
+    own_marker = chosen_format in named or "generator" in scoring[0]
+    chosen = scorer(chosen_format, scoring[0] if own_marker else None)
+    golds, texts = [row[chosen.key] for row in rows], [row["response"] for row in rows]
     verdicts = list(chosen.judge(golds, texts))
     k = sum(row["prompt_index"] == rows[0]["prompt_index"] for row in rows)
     groups = [verdicts[start : start + k] for start in range(0, len(rows), k)]

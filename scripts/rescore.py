@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 
 from lit_reason.errors import ConfigError
-from lit_reason.rescoring import changes, judge_again, measure, read_predictions
+from lit_reason.prediction_files import Row, read_predictions, what_is_missing
+from lit_reason.rescoring import changes, judge_again, measure
 
 
 def main(args: list[str] | None = None) -> None:
@@ -33,25 +36,46 @@ def main(args: list[str] | None = None) -> None:
     )
     parser.add_argument("--output", type=Path, help="file for the rows whose verdict changed")
     given = parser.parse_args(args)
+    sys.path.append(str(Path.cwd()))  # of the user's function; the folder of this script is there
     try:
+        check_output(given.output)
         rows = read_predictions(given.files)
         verdicts, classes, k = judge_again(rows, given.answer_format)
         values = measure(rows, verdicts, classes, k, given.pass_k)
     except ConfigError as error:
         parser.exit(2, f"error: {error}\n")
+    changed = changes(rows, verdicts)
+    if given.output is not None:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in changed]
+        # a lone surrogate is written as JSON escapes it
+        given.output.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+    if missing := what_is_missing(rows):
+        print(f"warning: {missing}", file=sys.stderr)
+    try:
+        show(rows, values, changed, k)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_output(path: Path | None) -> None:
+    """Refuses a file that cannot be written, before anything is computed."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"output={path}: {what}; give the path of a file")
+
+
+def show(rows: list[Row], values: dict[str, float], changed: list[Row], k: int) -> None:
+    """Prints metrics, intervals, and how many verdicts changed."""
     print(f"{len(rows) // k} problems, {k} responses each")
     for name, value in values.items():
         if not name.endswith(("_low", "_high")):
             low, high = values[f"{name}_low"], values[f"{name}_high"]
             print(f"{name:24} {value:10.4f}   [{low:.4f}, {high:.4f}]")
-    changed = changes(rows, verdicts)
     print(f"{len(changed)} of {len(rows)} verdicts changed")
     kinds = Counter((row["status_before"], row["status"]) for row in changed)
     for (before, after), count in kinds.most_common():
         print(f"  {before} -> {after}: {count}")
-    if given.output is not None:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in changed]
-        given.output.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

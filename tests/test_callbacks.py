@@ -416,12 +416,13 @@ def test_rows_that_only_fill_up_are_not_predictions(policy, tmp_path):
     batch.prompt_index[12:] = -1
     trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path / "p")
     trainer.datamodule = data_of()
+    trainer.datamodule.val_prompts = [None] * 4
     writer, module = PredictionWriter(), ready(module_of(policy))
     prediction = Prediction(batch, torch.arange(16.0))
     for _ in range(2):
         writer.write_on_batch_end(trainer, module, prediction, None, None, 0, 0)
     rows = read(writer.path(trainer))
-    assert rows == prediction_rows(prediction, "plan_count") * 2
+    assert rows == prediction_rows(prediction, PlanCount(), 4) * 2
     assert [row["logprob"] for row in rows] == [float(i) for i in range(12)] * 2
     assert [row["sample"] for row in rows] == [0, 1, 2, 3] * 6
 

@@ -1,10 +1,13 @@
 """Evaluation from end to end: canned responses, several data sets, predictions, rescoring."""
 
+import copy
 import json
 import math
+import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -18,12 +21,14 @@ from lit_reason.batch import Prompt, Response
 from lit_reason.callbacks import PredictionWriter
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
-from lit_reason.rescoring import judge_again, measure, read_predictions, scorer
+from lit_reason.prediction_files import read_predictions, what_is_missing
+from lit_reason.rescoring import judge_again, measure, scorer
 from lit_reason.rewards import Correctness
 from lit_reason.rollout import RolloutEngine, Sampling, ValSampling
 from lit_reason.scores import BLANK, answer_classes
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
+from lit_reason.verifier import Verifier
 from scripts.rescore import main as rescore
 from tests.conftest import ROOT, SMALL, tiny
 from tests.test_data import module_of
@@ -32,6 +37,9 @@ from tests.test_data import module_of
 @pytest.fixture(scope="module")
 def policy():
     return Bundled()
+
+
+MESSAGES = ({"role": "user", "content": "1+1="},)
 
 
 class Canned(RolloutEngine):
@@ -290,6 +298,17 @@ def test_predictions_say_all_there_is_to_say(predicted, policy):
     assert len({row["logprob"] for row in rows}) > 5
 
 
+def test_the_prompt_is_what_the_model_was_asked(policy, tmp_path):
+    class Chat(Sums):
+        def __getitem__(self, index):
+            return replace(super().__getitem__(index), messages=MESSAGES)
+
+    policy = copy.deepcopy(policy)
+    policy.tokenizer.chat_template = "{{ messages[0].content }}"
+    rows = evaluate(policy, Chat(("asked", "2", "")), {"1+1=": ["=2"]}, 1, "predict")
+    assert rows[0]["prompt"] == list(MESSAGES)
+
+
 def test_log_probs_are_those_of_the_model_whatever_the_sampling(policy):
     task = Sums(("1+1=", "2", ""), ("1+2=", "3", ""))
     table = {"1+1=": ["=2"], "1+2=": ["=3"]}
@@ -419,6 +438,145 @@ def test_files_that_cannot_be_scored_are_refused(predicted, tmp_path, capsys, ed
         rescore([str(file)])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+ROW = {"prompt_index": 0, "sample": 0, "gold": "1", "status": "wrong", "length": 3}
+ROW |= {"truncated": False, "response": "=1", "answer_format": "plan_count", "source": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("response", None, "response is null, expected a text"),
+        ("length", None, "length is null, expected a whole number"),
+        ("length", "26", 'length is "26", expected a whole number'),
+        ("prompt_index", "0", 'prompt_index is "0", expected a whole number'),
+        ("prompt_index", None, "prompt_index is null"),
+        ("prompt_index", -1, "prompt_index is -1"),
+        ("sample", True, "sample is true"),
+        ("truncated", "no", 'truncated is "no", expected true or false'),
+        ("gold", 3, "gold is 3, expected a text"),
+        ("source", 3, "source is 3, expected a text"),
+        ("scoring", "A:", 'scoring is "A:", expected an object'),
+    ],
+)
+def test_rows_that_were_edited_are_refused_by_line_and_key(tmp_path, key, value, message):
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"sample": 1, key: value}))
+    with pytest.raises(ConfigError, match=re.escape(f"p.jsonl:2: {message}")):
+        read_predictions([file])
+
+
+def test_files_that_are_no_predictions_are_refused_in_one_line(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps(" ".join(ROW)))
+    with pytest.raises(ConfigError, match=r"p\.jsonl:1: not a JSON object"):
+        read_predictions([file])
+    file.write_bytes(b'{"response": "caf\xe9"}')
+    with pytest.raises(ConfigError, match=r"p\.jsonl: not UTF-8, from byte 17 on"):
+        read_predictions([file])
+
+
+def test_a_file_that_lost_problems_says_so(predicted, tmp_path, capsys):
+    lines = predicted.read_text().splitlines(keepends=True)
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(lines[:9]))
+    rescore([str(file)])
+    assert capsys.readouterr().err == (
+        "warning: no row of 2 of 5 problems; give all files of one `predict`, or mind what limited "
+        "it\n"
+    )
+    rows = read_predictions([predicted])
+    assert what_is_missing(rows) is None
+    for row in rows:
+        del row["problems"]
+    assert "no row of problem 1 and 1 more" in what_is_missing(rows[:3] + rows[9:])
+
+
+def test_a_source_that_nobody_named_is_one_without_a_name(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps(ROW))
+    rows = read_predictions([file])
+    assert measure(rows, *judge_again(rows))["accuracy"] == 1
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_judged(
+    predicted, capsys, monkeypatch
+):
+    monkeypatch.setattr("scripts.rescore.judge_again", None)
+    for output, message in (("no/where.jsonl", "there is no folder no"), (".", "is a folder")):
+        with pytest.raises(SystemExit):
+            rescore([str(predicted), "--output", output])
+        assert capsys.readouterr().err.startswith(f"error: output={output}: {message}")
+
+
+def test_changed_rows_are_written_whatever_their_characters(tmp_path):
+    file, output = tmp_path / "p.jsonl", tmp_path / "changed.jsonl"
+    file.write_text(json.dumps(ROW | {"response": "\ud800=1"}))
+    rescore([str(file), "--output", str(output)])
+    assert json.loads(output.read_text())["response"] == "\ud800=1"
+
+
+def test_a_pipe_that_is_closed_is_no_error(predicted):
+    code = (
+        "import sys; from scripts.rescore import main\n"
+        "sys.stdin.readline(); main([sys.argv[1]]); sys.exit(5)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(predicted)],
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 5
+    process.stderr.close()
+
+
+OWN_JUDGES = """
+from lit_reason.verdict import Verdict
+
+def short(golds, texts): return [Verdict.of(True)]
+def bools(golds, texts): return [True for _ in texts]
+def nothing(golds, texts): pass
+def broken(golds, texts): return golds["x"]
+fine = lambda golds, texts: [Verdict.of(True) for _ in texts]
+number = 3
+"""
+
+
+def test_an_own_function_lies_in_the_current_folder_and_is_checked(predicted, capsys):
+    Path("own_judges.py").write_text(OWN_JUDGES)
+    Path("own_broken.py").write_text("1 / 0")
+    out = shown(capsys, predicted, "--answer_format", "own_judges.fine")
+    assert "accuracy                     1.0000" in out
+    for name, message in {
+        "own_judges.short": "returned 1 verdicts for 15 responses",
+        "own_judges.bools": "returned True, expected a lit_reason.verdict.Verdict",
+        "own_judges.nothing": "returned None, expected a lit_reason.verdict.Verdict",
+        "own_judges.broken": "function raised TypeError",
+        "own_judges.number": "is 3, expected a function",
+        "own_broken.judge": "cannot be imported (ZeroDivisionError: division by zero)",
+    }.items():
+        with pytest.raises(SystemExit):
+            rescore([str(predicted), "--answer_format", name])
+        assert capsys.readouterr().err.startswith(f"error: answer_format={name}: {message}")
+
+
+def test_a_marker_is_written_beside_predictions_and_used_again(policy, tmp_path, capsys):
+    table = {"1+1=": ["A: 2", "#### 2"]}
+    settings = {"answer_format": "gsm8k", "verifier": Verifier(marker="A:")}
+    task = math_task(tmp_path, [("1+1=", "2")], **settings)
+    rows = evaluate(policy, task, table, 2, "predict")
+    assert [row["scoring"] for row in rows] == [{"marker": "A:"}] * 2
+    assert "0 of 2 verdicts changed" in shown(capsys, "run/predictions.jsonl")
+    assert [v.answer for v in judge_again(rows, "gsm8k")[0]] == ["2", None]
+    assert [v.answer for v in judge_again(rows, "boxed")[0]] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "", None, "nowhere.judge", "json.missing"])

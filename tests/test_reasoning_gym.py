@@ -1,12 +1,18 @@
 """The generators of reasoning-gym as a task."""
 
+import json
+import sys
+import time
+
 import pytest
 
 from lit_reason.contamination import without_overlap
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.tasks import ReasoningGym
-from lit_reason.tasks.gym_answers import may_be_scored
 from lit_reason.verdict import Status
+from lit_reason.verifier.gym import GymVerifier, request_of
+from lit_reason.verifier.gym_answers import may_be_scored
+from scripts.rescore import main as rescore
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 ATTACKS = [
@@ -53,6 +59,100 @@ def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=r"pip install 'lit-reason\[reasoning-gym\]'"):
         ReasoningGym("chain_sum")
+
+
+FAKE = """
+class Generator:
+    def __init__(self, params):
+        self.params = params
+
+    def score_answer(self, answer, entry):
+        print("scoring", answer, flush=True)
+        while answer == "hang":
+            pass
+        if answer == "raise":
+            raise KeyError(answer)
+        if answer == "write":
+            open("mark", "w")
+        if answer == "tuple?":
+            return float(entry["metadata"]["cells"] == [(1, 2)])
+        return self.params["score"] if answer == entry["answer"] else 0.0
+
+
+def create_dataset(name, size, seed, **params):
+    return Generator(params)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A package whose only scorer misbehaves on demand."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "reasoning_gym.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+    verifier = GymVerifier("boxed", workers=1, time_limit=0.5)
+    yield verifier
+    verifier.close()
+
+
+def asked(score=1.0, **entry):
+    entry = {"question": "q", "answer": "7", "metadata": {"cells": [(1, 2)]}} | entry
+    return request_of("fake", {"score": score}, 0.5, entry)
+
+
+def boxed(*answers):
+    return [f"\\boxed{{{answer}}}" for answer in answers]
+
+
+def test_a_scorer_can_neither_hang_a_run_nor_write_nor_be_silently_wrong(fake, tmp_path):
+    answers = ["7", "8", "hang", "raise", "write", "tuple?", "7"]
+    started = time.perf_counter()
+    with pytest.warns(ConfigWarning, match=r"time_limit=0\.5: 3 of 7 answers .*'hang' \(timeout\)"):
+        verdicts = fake([asked()] * 8, [*boxed(*answers), "7"])
+    told = ["correct", "wrong", "timeout", "error", "error", "correct", "correct", "no_answer"]
+    assert [str(v.status) for v in verdicts] == told
+    assert [v.answer for v in verdicts] == [*answers, None]
+    assert not (tmp_path / "mark").exists()
+    assert time.perf_counter() - started < 60
+    # what has hung is not tried again, and warned of once
+    fake.pool.run = lambda pairs: [] if not pairs else None
+    assert fake._scored([(json.dumps(asked()), "hang")]).popitem()[1] is Status.TIMEOUT
+
+
+def test_a_score_below_the_threshold_is_wrong(fake):
+    requests = [asked(score) for score in (0.4, 0.5)]
+    assert [v.correct for v in fake(requests, boxed("7", "7"))] == [False, True]
+
+
+def test_predictions_of_a_generator_are_judged_again_by_its_scorer(fake, capsys, tmp_path):
+    row = {"sample": 0, "gold": "7", "status": "wrong", "length": 3, "truncated": False}
+    row |= {"answer_format": "boxed", "source": "fake"}
+    rows = [
+        row | {"prompt_index": i, "response": text, "scoring": asked(answer=gold)}
+        for i, (gold, text) in enumerate([("7", "\\boxed{7}"), ("8", "\\boxed{7}"), ("7", "7")])
+    ]
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rescore([str(file)])
+    out = capsys.readouterr().out
+    assert "wrong -> correct: 1\n  wrong -> no_answer: 1" in out
+    # another format is another place of the answer, not another judge
+    file.write_text(json.dumps(rows[0] | {"response": "#### 7"}))
+    rescore([str(file), "--answer_format", "gsm8k"])
+    assert "wrong -> correct: 1" in capsys.readouterr().out
+
+
+def test_what_no_process_could_be_given_is_refused():
+    with pytest.raises(ConfigError, match=r"^task\.name=fake: its problems or .* cannot be handed"):
+        asked(answer=object())
+
+
+def test_limits_that_cannot_work_are_refused():
+    for settings in ({"time_limit": 0}, {"workers": 0}, {"memory_limit": 0}):
+        ((key, value),) = settings.items()
+        with pytest.raises(ConfigError, match=rf"task\.{key}={value}: must be"):
+            GymVerifier("boxed", **settings)
 
 
 # --- needs the package ----------------------------------------------------------------------------
@@ -135,16 +235,6 @@ def test_examples_are_turns_of_the_conversation(gym):
     assert task[1].messages[:-1] == task[0].messages[:-1]
 
 
-def test_a_scorer_that_fails_is_an_error_not_a_wrong_answer(gym, monkeypatch):
-    task = ReasoningGym("chain_sum", size=2, params=SMALL)
-
-    def fail(answer, entry):
-        raise RuntimeError(answer)
-
-    monkeypatch.setattr(task.generator, "score_answer", fail)
-    assert task.judge([task[0]], ["\\boxed{1}"])[0].status is Status.ERROR
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,6 +256,29 @@ def test_impossible_settings_are_refused_in_one_line(gym, arguments, message):
 def test_a_prompt_that_asks_for_no_format_is_warned_of(gym):
     with pytest.warns(ConfigWarning, match=r"task\.template='none'.*asks? for an answer format"):
         ReasoningGym("chain_sum", size=5, template="none")
+
+
+@pytest.mark.slow
+def test_every_scorer_says_in_a_worker_what_it_says_here(gym):
+    from reasoning_gym.factory import DATASETS
+
+    verifier = GymVerifier("think_answer", time_limit=30.0)
+    requests, texts, here, names = [], [], [], []
+    for name in sorted(DATASETS.keys() - {"composite"}):
+        generator = gym.create_dataset(name, size=2, seed=3)
+        for entry in (generator[0], generator[1]):
+            if entry["answer"]:
+                answer = str(entry["answer"]).strip()
+                requests.append(request_of(name, {}, 1.0, entry))
+                texts.append(f"<answer>{answer}</answer>")
+                here.append(
+                    may_be_scored(name, answer) and generator.score_answer(answer, entry) >= 1
+                )
+                names.append(name)
+    told = [v.correct for v in verifier(requests, texts)]
+    verifier.close()
+    assert len(set(names)) > 95
+    assert [n for n, a, b in zip(names, told, here, strict=True) if a != b] == []
 
 
 @pytest.mark.parametrize("name", EVALUATING)

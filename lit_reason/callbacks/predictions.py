@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lit_reason.batch import Prediction
 from lit_reason.errors import ConfigError
 from lit_reason.jsonl import append_rows
+from lit_reason.tasks import Task
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -51,15 +52,17 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         """Appends one batch."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        append_rows(self.path(trainer), prediction_rows(prediction, data.val_task.answer_format))
+        rows = prediction_rows(prediction, data.val_task, len(data.val_prompts))
+        append_rows(self.path(trainer), rows)
 
 
-def prediction_rows(prediction: Prediction, answer_format: str | None) -> list[dict[str, Any]]:
+def prediction_rows(prediction: Prediction, task: Task, problems: int) -> list[dict[str, Any]]:
     """The responses of a batch as plain values, without those that only fill up a shard.
 
     Args:
         prediction: What `predict_step` returned.
-        answer_format: Of the task, for those who judge the responses again.
+        task: Says what those need who judge the responses again.
+        problems: Number of problems of the evaluation, which shows a file that was cut off.
     """
     rollout, logprobs = prediction
     lengths, rows, seen = rollout.lengths.tolist(), [], Counter[int]()
@@ -73,11 +76,13 @@ def prediction_rows(prediction: Prediction, answer_format: str | None) -> list[d
                 "prompt_index": prompt.index,
                 "sample": seen[group] - 1,
                 "source": prompt.source,
-                "prompt": prompt.text,
+                # as the model was asked: a chat's messages, or the text
+                "prompt": prompt.text if prompt.messages is None else list(prompt.messages),
                 "response": rollout.texts[i],
                 "answer": verdict.answer,
                 "gold": prompt.answer,
-                "answer_format": answer_format,
+                "answer_format": task.answer_format,
+                "scoring": task.scoring(prompt),
                 "status": str(verdict.status),
                 "correct": verdict.correct,
                 "reward": round(float(rollout.rewards[i]), 6) if rollout.scored[i] else None,
@@ -86,6 +91,7 @@ def prediction_rows(prediction: Prediction, answer_format: str | None) -> list[d
                 "length": lengths[i],
                 "truncated": bool(rollout.truncated[i]),
                 "rollout": rollout.policy_version,
+                "problems": problems,
             }
         )
     return rows

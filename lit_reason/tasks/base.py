@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError
@@ -50,6 +51,13 @@ class Task(ABC):
         nobody can tell, the second of the pair is compared no more.
         """
         return [a == b for a, b in pairs]
+
+    def scoring(self, prompt: Prompt) -> dict[str, Any] | None:
+        """What else judging a response needs besides the gold answer, as JSON values.
+
+        It is written beside predictions, so that they can be judged again without the task.
+        """
+        return None
 
     def question(self, prompt: Prompt) -> str:
         """The problem without any prompt around it, to compare training and held-out problems."""

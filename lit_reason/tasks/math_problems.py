@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
+from typing import Any
 
 from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, require_at_least_one
@@ -152,6 +153,10 @@ class MathProblems(Task):
         prompt = render(self.template, question, self.system, problem.history)
         messages = prompt.messages if self.chat else None
         return Prompt(index, prompt.text, problem.answer, messages, *problem[3:])
+
+    def scoring(self, prompt: Prompt) -> dict[str, Any] | None:
+        """The marker of answers, if it is not the usual one."""
+        return {"marker": self.verifier.marker} if self.verifier.marker else None
 
     def question(self, prompt: Prompt) -> str:
         """The problem without any prompt around it, behind earlier turns of its conversation."""

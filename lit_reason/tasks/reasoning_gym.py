@@ -10,11 +10,12 @@ from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.log import log
 from lit_reason.tasks.base import Task
-from lit_reason.tasks.gym_answers import may_be_scored
 from lit_reason.tasks.templates import Messages, choose, render, warn_of_silence
-from lit_reason.verdict import Status, Verdict
+from lit_reason.verdict import Verdict
 from lit_reason.verifier import AnswerFormat
 from lit_reason.verifier.extract import extract, state
+from lit_reason.verifier.gym import GymVerifier, Request, request_of
+from lit_reason.verifier.gym_answers import may_be_scored
 
 _EXAMPLES_SEED = 1_000_003  # an offset: examples are not the problems themselves
 
@@ -42,6 +43,9 @@ class ReasoningGym(Task):
         answer_format: See `MathProblems`.
         system: System message.
         chat: Render the prompt with the tokenizer's chat template; false for base models.
+        workers: Processes that ask the scorer, on each rank.
+        time_limit: Seconds for one answer; then its status is `timeout`.
+        memory_limit: MiB that scoring one answer may take; then its status is `error`.
     """
 
     def __init__(
@@ -56,6 +60,9 @@ class ReasoningGym(Task):
         answer_format: AnswerFormat | None = None,
         system: str | None = None,
         chat: bool = False,
+        workers: int = 2,
+        time_limit: float = 5.0,
+        memory_limit: int = 1024,
     ) -> None:
         require_at_least_one("task", size=size)
         if not 0 < threshold <= 1:
@@ -63,9 +70,12 @@ class ReasoningGym(Task):
         if examples < 0:
             raise ConfigError(f"task.examples={examples}: must be at least 0")
         self.name, self.threshold, self.system, self.chat = name, threshold, system, chat
-        self.template, self.format = choose(template, answer_format, system, None)
+        self.params = params or {}
+        self.template, chosen = choose(template, answer_format, system, None)
+        self.answer_format: AnswerFormat = chosen
         if not examples:
-            warn_of_silence(template, self.template, system, self.format)
+            warn_of_silence(template, self.template, system, self.answer_format)
+        self.verifier = GymVerifier(self.answer_format, workers, time_limit, memory_limit)
         self.generator = _create(name, size, seed, params or {})
         shown = _create(name, examples, seed + _EXAMPLES_SEED, params or {}) if examples else ()
         self.examples = self._turns(shown)
@@ -76,20 +86,26 @@ class ReasoningGym(Task):
 
     def _check_format(self) -> None:
         """Refuses a format in which not even the generator's own answers count."""
-        golds = [(i, e["answer"]) for i, e in enumerate(self.entries[:10]) if e["answer"]]
-        stated = [state(gold, self.format) for _, gold in golds]
-        prompts = [self[i] for i, _ in golds]
-        if golds and not any(map(self.verify, prompts, stated)):
+        held = [entry for entry in self.entries[:10] if entry["answer"]]
+        if held and not any(map(self._holds, held)):
             raise ConfigError(
-                f"task.answer_format={self.format}: cannot hold answers of {self.name} such as "
-                f"{golds[0][1]!r}; set it to think_answer"
+                f"task.answer_format={self.answer_format}: cannot hold answers of {self.name} such "
+                f"as {held[0]['answer']!r}; set it to think_answer"
             )
+
+    def _holds(self, entry: Any) -> bool:
+        stated = extract(state(entry["answer"], self.answer_format), self.answer_format)
+        return (
+            stated is not None
+            and may_be_scored(self.name, stated)
+            and self.generator.score_answer(stated, entry) >= self.threshold
+        )
 
     def _turns(self, entries: Any) -> Messages:
         turns: list[dict[str, str]] = []
         for entry in entries:
             asked = render(self.template, entry["question"], None, ()).messages or ()
-            stated = state(entry["answer"], self.format)
+            stated = state(entry["answer"], self.answer_format)
             turns += [asked[-1], {"role": "assistant", "content": stated}]
         return tuple(turns)
 
@@ -110,24 +126,16 @@ class ReasoningGym(Task):
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the scorer accepts the answer that `text` states."""
-        return self._verdict(prompt, text).correct
+        return self.judge([prompt], [text])[0].correct
 
     def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
-        """The verdict on each text; `error` where the scorer raised."""
-        return [self._verdict(p, t) for p, t in zip(prompts, texts, strict=True)]
+        """The verdict on each text; `error` where the scorer raised, `timeout` where it hung."""
+        return self.verifier([self.scoring(prompt) for prompt in prompts], texts)
 
-    def _verdict(self, prompt: Prompt, text: str) -> Verdict:
-        stated = extract(text, self.format)
-        if stated is None:
-            return Verdict(Status.NO_ANSWER)
-        stated = stated.strip()
-        if not may_be_scored(self.name, stated):
-            return Verdict(Status.WRONG, stated)
-        try:
-            score = self.generator.score_answer(stated, self.entries[prompt.index])
-        except Exception:  # scorers parse what a policy wrote, which can be anything
-            return Verdict(Status.ERROR, stated)
-        return Verdict.of(score >= self.threshold, stated)
+    def scoring(self, prompt: Prompt) -> Request:
+        """The problem as its scorer needs it."""
+        entry = self.entries[prompt.index]
+        return request_of(self.name, self.params, self.threshold, entry)
 
 
 def _create(name: str, size: int, seed: int, params: dict[str, Any]) -> Any:

@@ -47,15 +47,17 @@ def main(engine: str, time_limit: float, memory_limit: int, answers: int, parent
         parent: Process that this one ends with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what an engine prints is no answer
     compare = _load(engine)
     gc.freeze()  # the children leave these pages shared
-    os.write(1, READY)
+    os.write(out, READY)
     while True:
         alive, held = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(alive)
-            _serve(compare, time_limit, memory_limit, answers)
+            _serve(compare, out, time_limit, memory_limit, answers)
         os.close(held)
         deserted = not _outlives(alive, parent)
         if deserted:
@@ -65,7 +67,7 @@ def main(engine: str, time_limit: float, memory_limit: int, answers: int, parent
         if deserted or code == 0:
             return
         if code != _RECYCLED:
-            os.write(1, TIMED_OUT if code == -signal.SIGALRM else DIED)
+            os.write(out, TIMED_OUT if code == -signal.SIGALRM else DIED)
 
 
 def _load(engine: str) -> Engine:
@@ -91,16 +93,16 @@ def _outlives(child_alive: int, parent: int) -> bool:
     return False
 
 
-def _serve(compare: Engine, time_limit: float, memory_limit: int, answers: int) -> None:
+def _serve(compare: Engine, out: int, time_limit: float, memory_limit: int, answers: int) -> None:
     status = 1
     try:
         _confine(memory_limit)
-        status = _answer(compare, time_limit, answers)
+        status = _answer(compare, out, time_limit, answers)
     finally:
         os._exit(status)
 
 
-def _answer(compare: Engine, time_limit: float, answers: int) -> int:
+def _answer(compare: Engine, out: int, time_limit: float, answers: int) -> int:
     done = 0
     for pairs in _lines():
         for gold, stated in pairs:
@@ -113,7 +115,7 @@ def _answer(compare: Engine, time_limit: float, answers: int) -> int:
             except Exception:
                 reply = RAISED
             signal.setitimer(signal.ITIMER_REAL, 0)
-            os.write(1, reply)
+            os.write(out, reply)
             done += 1
         if done >= answers:
             return _RECYCLED
