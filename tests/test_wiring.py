@@ -178,6 +178,14 @@ def test_the_clip_bounds_are_not_swapped():
     torch.testing.assert_close(stats["approx_kl"], ratio - ratio.log() - 1, **near)
 
 
+def test_a_value_inside_the_clip_range_is_not_counted_as_clipped():
+    """Old value 0, return 1: only a value above 0.2 has its gradient taken away."""
+    values = torch.tensor([[0.1, 0.2, 0.5, -0.5]])
+    zeros, ones = torch.zeros(1, 4), torch.ones(1, 4)
+    e = experience(batch([[1] * 4]), values=zeros, returns=ones)
+    assert ValueLoss(clip=0.2).stats(e, values)["clip_fraction"].tolist() == [[0, 0, 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("estimator", "value"), [("k1", -0.693147), ("k2", 0.240227), ("k3", 0.306853)]
 )

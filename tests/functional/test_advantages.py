@@ -285,3 +285,10 @@ def test_kl_penalised_rewards_equal_the_loops(mask, generator):
     r, p, q = (noise(generator, *mask.shape) for _ in range(3))
     got = kl_penalised_rewards(poison(r, mask), poison(p, mask), poison(q, mask), mask, 0.3)
     close(got, oracles.kl_penalised_rewards(r, p, q, mask, 0.3))
+
+
+def test_log_probs_in_half_precision_are_subtracted_in_float32():
+    new, ref = torch.tensor([[-10.0625]]).bfloat16(), torch.tensor([[-0.03125]]).bfloat16()
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    got = kl_penalised_rewards(torch.zeros(1, 1), new, ref, mask, coef=1.0)
+    assert got.item() == 10.03125

@@ -178,3 +178,13 @@ def test_explained_variance_of_constant_returns_is_zero(dtype):
     mask = torch.ones(7, dtype=torch.bool)
     assert explained_variance(torch.randn(7, dtype=dtype), returns, mask) == 0
     assert explained_variance(returns, returns, ~mask) == 0
+
+
+def test_a_small_spread_is_explained_and_a_rounding_error_is_not():
+    """A spread of 84 times the precision of float32, and one of a single bit in many values."""
+    mask = torch.ones(10_000, dtype=torch.bool)
+    side = torch.where(torch.arange(10_000) % 2 == 0, 1.0, -1.0)
+    spread = 1 + 1e-5 * side
+    assert explained_variance(spread, spread, mask) == 1
+    rounding = torch.where(side > 0, 1.0, 1.0 + torch.finfo(torch.float32).eps)
+    assert explained_variance(rounding, rounding, mask) == 0
