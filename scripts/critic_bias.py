@@ -3,10 +3,12 @@
 python scripts/critic_bias.py --seeds 0 1 2 3 4 --out runs/critic_bias
 
 Trains the quickstart's critic alone for 15 rollouts, once on the last token of each response, as a
-reward model is trained, and once on all tokens, with rewards of -1 / +1 and of 0 / +1. The policy's
-λ is 0.95. With rewards of 0 / +1 the policy then trains for 15 rollouts, while the critic stays as
-it is: the same bias goes on acting. Writes OUT/critic_bias.csv, a row a run, and prints a table.
-Called again it skips what is finished. About an hour for five seeds on two cores.
+reward model is trained, and once on all tokens. The policy's λ is 0.95. Two settings: `short`, with
+problems of 2 to 5 steps and rewards of 0 / +1, where the policy then trains for 15 rollouts while
+the critic stays as it is, so that its bias goes on acting; and `default`, the quickstart's problems
+of up to 16 steps and rewards of -1 / +1, before the policy trains. Writes OUT/critic_bias.csv, a
+row a run, and prints a table. Called again it skips what is finished. About half an hour for five
+seeds on two cores.
 """
 
 from __future__ import annotations
@@ -40,8 +42,19 @@ COMMAND = [
     f"--data.rollouts_per_epoch={WARMUP}", "--data.val_samples=4", "${args}",
 ]  # fmt: skip
 TOKENS = ("last", "all")
+SETTINGS: dict[str, dict[str, list[object]]] = {
+    "short": {
+        "data.task.n_max": [5],
+        "data.val_task.n_max": [5],
+        "data.sampling.max_new_tokens": [40],
+        "data.rewards.correctness.wrong": [0],
+        "trainer.max_epochs": [2],
+    },
+    "default": {"trainer.max_epochs": [1]},
+}
 NAMES = {
-    "early": "mean advantage, first quarter of a response",
+    "start": "mean advantage, first twentieth of a response",
+    "early": "mean advantage, first quarter",
     "late": "mean advantage, last quarter",
     "tilt": "first minus last quarter",
     "spread": "highest minus lowest point of the curve",
@@ -62,11 +75,11 @@ def main(args: list[str] | None = None) -> None:
     given = parser.parse_args(args)
     rows = []
     try:
-        for wrong, epochs in ((0, 2), (-1, 1)):
-            ablation = study(wrong, epochs, given.out, given.seeds, given.extra)
+        for setting in SETTINGS:
+            ablation = study(setting, given.out, given.seeds, given.extra)
             for result in ablation.run():
-                print(f"{result.point} seed {result.seed}: {result.status}", flush=True)
-                rows += [measure(ablation, result, wrong)] if result.status == "finished" else []
+                print(f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True)
+                rows += [measure(ablation, result, setting)] if result.status == "finished" else []
     except KeyboardInterrupt:
         sys.exit(130)
     except ConfigError as error:
@@ -77,20 +90,14 @@ def main(args: list[str] | None = None) -> None:
     print(f"\n{table(rows)}\n\n{given.out / 'critic_bias.csv'}")
 
 
-def study(
-    wrong: int, epochs: int, out: Path, seeds: Sequence[int], extra: Sequence[str]
-) -> Ablation:
-    """The runs of one encoding of the rewards."""
-    grid = {
-        "data.rewards.correctness.wrong": [wrong],
-        "trainer.max_epochs": [epochs],
-        "callbacks.value_warmup.tokens": list(TOKENS),
-    }
+def study(setting: str, out: Path, seeds: Sequence[int], extra: Sequence[str]) -> Ablation:
+    """The runs of one setting."""
+    grid = {**SETTINGS[setting], "callbacks.value_warmup.tokens": list(TOKENS)}
     sweep = Sweep("critic_bias", COMMAND, grid, list(seeds), "val/value/explained_variance")
-    return Ablation(sweep, out / f"wrong_{wrong}", extra=extra)
+    return Ablation(sweep, out / setting, extra=extra)
 
 
-def measure(ablation: Ablation, result: Result, wrong: int) -> dict[str, object]:
+def measure(ablation: Ablation, result: Result, setting: str) -> dict[str, object]:
     """What a finished run says; lengths and accuracies are empty without a joint phase."""
     point = next(p for p in ablation.points if p.name == result.point)
     folder = ablation.folder(point, result.seed) / "run"
@@ -101,9 +108,10 @@ def measure(ablation: Ablation, result: Result, wrong: int) -> dict[str, object]
     early, late = statistics.fmean(curve[:quarter]), statistics.fmean(curve[-quarter:])
     bias = run.get("value/bias").values[: WARMUP + 1][-CHECKED:]
     return {
-        "wrong": wrong,
+        "setting": setting,
         "tokens": point.values["callbacks.value_warmup.tokens"],
         "seed": result.seed,
+        "start": curve[0],
         "early": early,
         "late": late,
         "tilt": early - late,
@@ -144,30 +152,26 @@ def write(rows: Sequence[dict[str, object]], path: Path) -> None:
 
 def table(rows: Sequence[dict[str, object]]) -> str:
     """Mean and 95 % interval over seeds, and over the differences of the two critics of a seed."""
-    lines = [
-        "| rewards | quantity | last token only | all tokens | last - all |",
-        "|---|---|---|---|---|",
-    ]
-    for wrong in dict.fromkeys(row["wrong"] for row in rows):
+    lines = ["| setting | quantity | last token only | all tokens | last - all |"]
+    lines.append("|---|---|---|---|---|")
+    for setting in dict.fromkeys(str(row["setting"]) for row in rows):
         for name, label in NAMES.items():
-            found = {t: dict(of(rows, wrong, t, name)) for t in TOKENS}
+            found = {t: dict(of(rows, setting, t, name)) for t in TOKENS}
             last, every = found["last"], found["all"]
             if last or every:
                 paired = [last[seed] - every[seed] for seed in last.keys() & every.keys()]
                 cells = (interval(list(x.values())) for x in (last, every))
-                lines.append(
-                    f"| {wrong} / +1 | {label} | {' | '.join(cells)} | {interval(paired)} |"
-                )
+                lines.append(f"| {setting} | {label} | {' | '.join(cells)} | {interval(paired)} |")
     return "\n".join(lines)
 
 
 def of(
-    rows: Sequence[dict[str, object]], wrong: object, tokens: str, name: str
+    rows: Sequence[dict[str, object]], setting: str, tokens: str, name: str
 ) -> Iterator[tuple[object, float]]:
     """Seed and value of every run of a kind that has one."""
     for row in rows:
         value = row[name]
-        if row["wrong"] == wrong and row["tokens"] == tokens and isinstance(value, float):
+        if row["setting"] == setting and row["tokens"] == tokens and isinstance(value, float):
             yield row["seed"], value
 
 

@@ -36,8 +36,8 @@ def finished_run(ablation, tokens, seed, shift=0.0):
 
 @pytest.fixture
 def out(tmp_path):
-    for wrong, epochs in ((0, 2), (-1, 1)):
-        ablation = SCRIPT["study"](wrong, epochs, tmp_path, [0, 1], [])
+    for setting in SCRIPT["SETTINGS"]:
+        ablation = SCRIPT["study"](setting, tmp_path, [0, 1], [])
         for seed in (0, 1):
             for tokens in ("last", "all"):
                 finished_run(ablation, tokens, seed, 0.1 * seed if tokens == "last" else 0.0)
@@ -48,20 +48,20 @@ def test_finished_runs_are_measured_and_not_run_again(out, capsys):
     SCRIPT["main"](["--seeds", "0", "1", "--out", str(out)])
     with (out / "critic_bias.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(r["wrong"], r["tokens"], r["seed"]) for r in rows] == [
-        (wrong, tokens, seed)
-        for wrong in ("0", "-1")
+    assert [(r["setting"], r["tokens"], r["seed"]) for r in rows] == [
+        (setting, tokens, seed)
+        for setting in ("short", "default")
         for seed in "01"
         for tokens in ("last", "all")
     ]
     first = rows[0]
-    assert [float(first[k]) for k in ("early", "late", "tilt", "spread")] == [0.5, -0.5, 1, 1]
+    assert [float(first[k]) for k in ("start", "early", "late", "spread")] == [0.5, 0.5, -0.5, 1]
     assert float(first["bias"]) == -0.25
     assert float(first["explained"]) == 0.5  # when the warm-up ends
     assert float(first["length_change"]) == -15
     assert first["accuracy_change"] == ""
     shown = capsys.readouterr().out
-    assert "| 0 / +1 | mean advantage, first quarter of a response | 0.550 [" in shown
+    assert "| short | mean advantage, first quarter | 0.550 [" in shown
     assert "| 0.500 [0.500, 0.500] | 0.050 [" in shown  # of both seeds alike; the difference
 
 
