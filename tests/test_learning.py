@@ -1,5 +1,8 @@
 """The algorithms learn: held-out accuracy rises within a minute on the shortest problems."""
 
+import json
+from statistics import fmean
+
 import pytest
 
 from tests.conftest import config, fit
@@ -39,3 +42,35 @@ def test_dapo_learns_the_plan_too():
     before, after = held_out_accuracy(fit(*args))
     assert before < 0.5
     assert after > 0.65
+
+
+def along(run_dir, part, rollouts=4):
+    """Mean over the last rollouts of a curve along the response: first point, quarters, last."""
+    lines = (run_dir / "critic.jsonl").read_text().splitlines()[-rollouts:]
+    curves = zip(*(json.loads(line)[part]["all"] for line in lines), strict=True)
+    curve = [fmean([x for x in point if x is not None]) for point in curves]
+    return curve[0], [fmean(curve[i : i + 5]) for i in range(0, 20, 5)], curve[-1]
+
+
+@pytest.mark.slow
+def test_a_critic_of_last_tokens_starts_low_and_one_of_all_tokens_is_flat():
+    """VC-PPO's value-initialisation bias, where the mean return is above the fresh critic's 0."""
+    flags = ["--trainer.max_epochs=1", "--data.rollouts_per_epoch=12"]
+    flags += ["--trainer.check_val_every_n_epoch=1", "--data.val_samples=4"]
+    flags += ["--callbacks.value_warmup.rollouts=12", "--callbacks.value_warmup.save=true"]
+    flags += ["--data.rewards.correctness.wrong=0"]
+    flags += ["--model.advantage.alpha=null", "--model.advantage.lam_policy=0.95"]
+    short = [flag for flag in SHORT if "check_val" not in flag]
+    runs, explained = {}, {}
+    for tokens in ("last", "all"):
+        args = [*short, *flags, f"--callbacks.value_warmup.tokens={tokens}"]
+        runs[tokens] = fit(config("quickstart.yaml"), *args, run_dir=tokens)
+        key = "val/value/explained_variance"
+        explained[tokens] = [row[key] for row in metrics(runs[tokens]) if key in row][-1]
+    first, _, last = along(runs["last"], "value")
+    assert first < last - 0.2
+    first, _, last = along(runs["last"], "advantage")
+    assert first > max(0.15, last + 0.1)
+    first, quarters, last = along(runs["all"], "advantage")
+    assert max(map(abs, [first, *quarters, last])) < 0.15
+    assert explained["all"] > 0.3 > explained["last"]
