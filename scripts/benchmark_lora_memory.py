@@ -1,7 +1,7 @@
 """Peak memory of one rollout and its update: all weights, LoRA on two bases, LoRA on one.
 
     python scripts/get_smollm2.py smollm2
-    python scripts/benchmark_lora_memory.py smollm2          about ten minutes on two CPU cores
+    python scripts/benchmark_lora_memory.py smollm2          a few minutes on two idle CPU cores
 
 Each way is one `fit` in a process of its own, with the same prompts, seed and sizes. Counted is the
 resident memory from the first prompt to the last optimizer step, without that of loading the model;
@@ -79,12 +79,12 @@ def measure(way: str, args: argparse.Namespace) -> dict[str, float]:
                 *([f"--model.backbone.r={args.rank}"] if backbone[1:] else []),
                 *warmup,
                 f"--threads={args.threads}",
-                "--data.groups_per_rollout=4",
+                "--data.groups_per_rollout=2",
                 "--data.group_size=4",
                 "--data.rollouts_per_epoch=1",
                 f"--data.sampling.max_new_tokens={args.tokens}",
                 "--trainer.limit_val_batches=0",
-                "--model.update.minibatch_size=8",
+                "--model.update.minibatch_size=4",
                 f"--model.update.micro_batch_size={args.micro_batch_size}",
                 "--trainer.max_epochs=1",
                 "--trainer.enable_progress_bar=false",
@@ -102,7 +102,7 @@ def measure(way: str, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("model", help="folder or hub id")
-    parser.add_argument("--tokens", type=int, default=256, help="longest response")
+    parser.add_argument("--tokens", type=int, default=64, help="longest response")
     parser.add_argument("--micro_batch_size", type=int, default=4)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--gradient_checkpointing", action="store_true")
