@@ -26,7 +26,7 @@ from lit_reason.errors import (
 )
 from lit_reason.filters import GroupFilter
 from lit_reason.forms import require_tensor
-from lit_reason.judge import judge, reward, verdict_shares
+from lit_reason.judge import judge, require_verdicts, reward, verdict_shares
 from lit_reason.rewards import Reward
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
 from lit_reason.scores import answer_classes
@@ -193,6 +193,7 @@ class RolloutDataModule(LightningDataModule):
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
             term.check(self.task, "data.task")
             term.check(self.val_task, "data.val_task")
+        self._check_verdicts(module)
         if stage == "fit":
             prompts = self._encode(self.task, self.sampling, "task")
         self.val_prompts = self._encode(self.val_task, self.val_sampling, "val_task")
@@ -203,6 +204,14 @@ class RolloutDataModule(LightningDataModule):
             )
             self.prompts = self.engine.available(self.prompts)
             self._check_prompts()
+
+    def _check_verdicts(self, module: Any) -> None:
+        rewards: dict[str, object] = {f"data.rewards.{k}": v for k, v in self.rewards.items()}
+        acting = {f"model.terms.{name}": term for name, term in module.terms.items()}
+        require_verdicts({"data.task": self.task, "data.val_task": self.val_task}, rewards)
+        require_verdicts(
+            {"data.task": self.task}, {"data.group_filter": self.group_filter, **acting}
+        )
 
     def _encode(self, task: Task, sampling: Sampling, key: str) -> list[tuple[Prompt, list[int]]]:
         limit = self.backbone.context_length

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
 
 class GroupFilter(ABC):
-    """Keeps or drops whole groups before the update; the loader refills what is dropped."""
+    """Keeps or drops whole groups before the update; the loader refills what is dropped.
+
+    Attributes:
+        needs_verdicts: It reads `correct`, so it is refused with a task that judges no response.
+    """
+
+    needs_verdicts: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, correct: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
@@ -36,6 +43,8 @@ class DropUniform(GroupFilter):
         >>> DropUniform()(correct, correct.float(), torch.ones_like(correct)).tolist()
         [False, True, False]
     """
+
+    needs_verdicts = True
 
     def __call__(self, correct: Tensor, rewards: Tensor, scored: Tensor) -> Tensor:
         """See `GroupFilter.__call__`."""

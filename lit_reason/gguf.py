@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, modeling_gguf_pytorch_utils
 
 from lit_reason.errors import ConfigError
 
@@ -32,6 +35,17 @@ def check_gguf(folder: Path, name: str) -> None:
         raise ConfigError(
             f"model.backbone.gguf_file={name}: no such file in {folder}; it holds {held}"
         )
+
+
+@contextmanager
+def without_bar() -> Iterator[None]:
+    """Loads GGUF files without the progress bar that `transformers` cannot be told to leave out."""
+    shown = modeling_gguf_pytorch_utils.tqdm
+    modeling_gguf_pytorch_utils.tqdm = partial(shown, disable=True)
+    try:
+        yield
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = shown
 
 
 def plain_copy(model: PreTrainedModel) -> PreTrainedModel:

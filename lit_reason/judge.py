@@ -35,12 +35,32 @@ def judge(
     return [[next(in_order) for _ in answers] for answers in responses]
 
 
+def require_verdicts(tasks: Mapping[str, Task], parts: Mapping[str, object]) -> None:
+    """Refuses parts that need to know what is right beside a task that does not.
+
+    Args:
+        tasks: The tasks, by key.
+        parts: Reward terms, the filter and loss terms, by key; those with `needs_verdicts` count.
+
+    Raises:
+        ConfigError: The first such part.
+    """
+    for task_key, task in tasks.items():
+        for key, part in parts.items():
+            if not task.judges and getattr(part, "needs_verdicts", False):
+                raise ConfigError(
+                    f"{key}={type(part).__name__}: needs verdicts, and {task_key}="
+                    f"{type(task).__name__} has no gold answers; set {key} to null, or choose "
+                    "another task"
+                )
+
+
 def verdict_shares(groups: Sequence[Group], task: Task) -> dict[str, float]:
     """Share of the responses with each verdict other than right and wrong, as `verify/STATUS`.
 
     Nothing for a task that knows only right and wrong, so the keys are the same on every rank.
     """
-    if type(task).judge is Task.judge:
+    if type(task).judge is Task.judge or not task.judges:
         return {}
     statuses = [verdict.status for group in groups for verdict in group.verdicts]
     told = (Status.NO_ANSWER, Status.TIMEOUT, Status.ERROR)

@@ -224,6 +224,7 @@ class PositiveExampleLM(LossTerm):
     """
 
     uses_advantages = False
+    needs_verdicts = True
 
     def __init__(self, coef: float = 0.1) -> None:
         super().__init__(coef, TokenMean())

@@ -164,7 +164,8 @@ def score_names(k: int, pass_k: Sequence[int]) -> list[str]:
 def problem_scores(samples: Samples, pass_k: Sequence[int]) -> Tensor:
     """(N, C) float32: the scores of each problem, nan where one is not defined.
 
-    The majority is not defined for a task that does not say which answer a response states.
+    The majority is not defined for a task that does not say which answer a response states, and
+    nothing that counts verdicts for one that judges no response.
     """
     status, k = samples.status, samples.status.shape[1]
     correct, wrong, no_answer, timeout, error = (
@@ -175,12 +176,16 @@ def problem_scores(samples: Samples, pass_k: Sequence[int]) -> Tensor:
     majority = majority_of_classes(samples.classes, correct).masked_fill(hidden, torch.nan)
     rewards = samples.rewards
     none = torch.full(status.shape, torch.nan, device=status.device)
-    columns = [
+    of_verdicts = [
         mean_at_k(correct),
         *(_pass_table(k, n).to(status.device)[correct.sum(dim=1)] for n in pass_k),
         majority,
         mean_at_k(no_answer),
         mean_at_k(timeout | error),
+    ]
+    unjudged = (status == STATUSES.index(Status.UNJUDGED)).all(dim=1)
+    columns = [
+        *(column.masked_fill(unjudged, torch.nan) for column in of_verdicts),
         mean_at_k(samples.truncated),
         samples.lengths.float().mean(dim=1),
         (none if rewards is None else rewards.float()).nanmean(dim=1),

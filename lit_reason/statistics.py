@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
+from lit_reason.verdict import Status
 
 
 def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -21,7 +22,7 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
     stats = {
         "reward": rollout.rewards[rollout.scored].mean(),
         "reward/unscored": 1 - rollout.scored.float().mean(),
-        "accuracy": rollout.correct.float().mean(),
+        "accuracy": _accuracy(rollout),
         "response_length": lengths.mean(),
         "response_length_max": lengths.max(),
         "response_length_min": lengths.min(),
@@ -32,6 +33,13 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
         stats[f"{key}_mean"] = value.mean()
         stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
     return stats
+
+
+def _accuracy(rollout: RolloutBatch) -> Tensor:
+    """Share of right responses; nan if nothing is right or wrong."""
+    if rollout.verdicts and all(v.status is Status.UNJUDGED for v in rollout.verdicts):
+        return rollout.rewards.new_tensor(torch.nan)
+    return rollout.correct.float().mean()
 
 
 def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) -> dict[str, Tensor]:

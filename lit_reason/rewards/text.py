@@ -25,6 +25,8 @@ class Correctness(Reward):
         weight: Multiplies the term.
     """
 
+    needs_verdicts = True
+
     def __init__(
         self,
         right: float = 1.0,

@@ -16,12 +16,15 @@ class Task(ABC):
     """Prompts with gold answers, and the program that judges a response.
 
     Attributes:
+        judges: Responses are right or wrong. Without that no accuracy is reported, and what needs
+            verdicts is refused.
         response_pattern: Regular expression of a well-formed response, for the `Format` reward;
             `None` if the task prescribes none.
         answer_format: Name of the way in which responses state their answer, written beside
             predictions so that they can be judged again without the task; `None` if it has none.
     """
 
+    judges: bool = True
     response_pattern: str | None = None
     answer_format: str | None = None
 

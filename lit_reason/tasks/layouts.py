@@ -77,7 +77,32 @@ def recognise(
     raise ConfigError(
         f"task.path={path}: its columns {', '.join(columns(row))} are of no known layout; set "
         + " and ".join(f"task.{key}" for key in missing)
+        + ("; without gold answers take class_path Prompts" if answer is None else "")
     )
+
+
+def recognise_question(row: dict[str, Any], question: str | None, path: str) -> str:
+    """The column of the problem where there are no gold answers.
+
+    Args:
+        row: Any row of the data set.
+        question: The user's choice, `None` to recognise it.
+        path: The data set, for messages.
+
+    Raises:
+        ConfigError: There is none.
+
+    Example:
+        >>> recognise_question({"prompt": "Write a poem.", "length": 3}, None, "p.json")
+        'prompt'
+    """
+    names = [question] if question else [layout.question for layout in LAYOUTS]
+    found = next((name for name in names if has(row, name)), None)
+    if found is None:
+        raise ConfigError(
+            f"task.question={question}: no such column in {path}; it has {', '.join(columns(row))}"
+        )
+    return found
 
 
 _MISSING = object()

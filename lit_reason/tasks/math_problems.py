@@ -11,9 +11,10 @@ from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.log import log
 from lit_reason.tasks.base import Task
 from lit_reason.tasks.left_out import LeftOut, RowError
-from lit_reason.tasks.rows import Problem, find_columns, problems_of, shape
+from lit_reason.tasks.rows import Distinct, Problem, find_columns, problems_of, shape
 from lit_reason.tasks.sources import load
 from lit_reason.tasks.templates import (
+    SEEN,
     TEMPLATES,
     asked_around,
     asked_by_most,
@@ -25,7 +26,6 @@ from lit_reason.tasks.templates import (
 from lit_reason.verdict import Verdict
 from lit_reason.verifier import AnswerFormat, Verifier
 
-_SEEN = 100  # rows by which columns and answer format are recognised
 _CHUNK = 1024  # gold answers that are checked together
 
 # DeepSeek-R1's format reward
@@ -83,13 +83,13 @@ class MathProblems(Task):
         require_at_least_one("task", limit=limit)
         choose(template, answer_format, system, None)  # fail before the data is read
         self.path, self.system, self.chat = path, system, chat
-        self.repeated, self.left_out = 0, LeftOut()
+        self.left_out = LeftOut()
         rows = load(path, split, config, streaming)
         found = find_columns(
-            shape(islice(rows, _SEEN)), path, question, answer, source, columns or ()
+            shape(islice(rows, SEEN)), path, question, answer, source, columns or ()
         )
-        problems = self._distinct(problems_of(rows, found, self.left_out))
-        first = list(islice(problems, min(limit or _SEEN, _SEEN)))
+        problems = Distinct(problems_of(rows, found, self.left_out))
+        first = list(islice(problems, min(limit or SEEN, SEEN)))
         asked = asked_by_most(p.question for p in first)
         inside = asked_by_most(bare(p.question) for p in first)
         around = asked_around((p.history for p in first), system)
@@ -101,17 +101,7 @@ class MathProblems(Task):
         if not asked and not around:
             warn_of_silence(template, self.template, system, chosen)
         self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
-        self._report()
-
-    def _distinct(self, problems: Iterable[Problem]) -> Iterator[Problem]:
-        """Each (problem, answer) of the data once, in order."""
-        seen: set[tuple[str, ...]] = set()
-        for problem in problems:
-            if problem.identity in seen:
-                self.repeated += 1
-            else:
-                seen.add(problem.identity)
-                yield problem
+        self._report(problems.repeated)
 
     def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""
@@ -129,15 +119,15 @@ class MathProblems(Task):
                     )
                     self.left_out.add(RowError(reason, problem.answer))
 
-    def _report(self) -> None:
+    def _report(self, repeated: int) -> None:
         if not self.problems:
             why = f": {self.left_out.summary()}" if self.left_out.total else ""
             raise ConfigError(
                 f"task.path={self.path}: holds no problem with an answer to compare with{why}"
             )
-        if self.repeated:
+        if repeated:
             log(
-                f"task.path={self.path}: {len(self.problems)} different problems; {self.repeated} "
+                f"task.path={self.path}: {len(self.problems)} different problems; {repeated} "
                 "rows repeat one of them and are merged with it"
             )
         self.left_out.warn(self.path, len(self.problems))
@@ -160,9 +150,7 @@ class MathProblems(Task):
 
     def question(self, prompt: Prompt) -> str:
         """The problem without any prompt around it, behind earlier turns of its conversation."""
-        problem = self.problems[prompt.index]
-        turns = [m["content"] for m in problem.history if m["role"] != "system"]
-        return "\n\n".join([*turns, bare(problem.question)])
+        return self.problems[prompt.index].asked(bare)
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the answer that `text` states equals the gold one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from lit_reason.tasks.layouts import (
     conversation,
     has,
     recognise,
+    recognise_question,
 )
 from lit_reason.tasks.left_out import LeftOut, RowError
 from lit_reason.tasks.templates import Messages
@@ -43,6 +44,15 @@ class Problem(NamedTuple):
     def identity(self) -> tuple[str, ...]:
         """Rows that share it are one problem."""
         return (self.question, self.answer, *(m["content"] for m in self.history))
+
+    def asked(self, bare: Callable[[str], str]) -> str:
+        """The problem behind earlier turns of its conversation.
+
+        Args:
+            bare: Takes the prompt around the problem off.
+        """
+        turns = [m["content"] for m in self.history if m["role"] != "system"]
+        return "\n\n".join([*turns, bare(self.question)])
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ def find_columns(
     answer: str | None = None,
     source: str | None = None,
     extra: Iterable[str] = (),
+    golds: bool = True,
 ) -> Columns:
     """The columns of problem, gold answer and source, as given or recognised.
 
@@ -104,6 +115,7 @@ def find_columns(
         answer: See `MathProblems`.
         source: See `MathProblems`.
         extra: See `MathProblems.columns`.
+        golds: The rows hold gold answers.
 
     Raises:
         ConfigError: A column is missing.
@@ -113,12 +125,16 @@ def find_columns(
         >>> found.question, found.answer, found.source
         ('problem', 'answer', 'data_source')
     """
-    chosen = recognise(row, question, answer, path)
+    if golds:
+        chosen: tuple[str, str | None] = recognise(row, question, answer, path)
+    else:
+        chosen = recognise_question(row, question, path), None
     source = source or (SOURCE if has(row, SOURCE) else None)
     require(row, path, source=source)
     for name in extra:
         require(row, path, columns=name)
-    worked = is_worked(chosen[1]) or "####" in as_text(cell(row, chosen[1]))
+    gold = chosen[1]
+    worked = gold is not None and (is_worked(gold) or "####" in as_text(cell(row, gold)))
     return Columns(*chosen, source, tuple(extra), path, worked)
 
 
@@ -160,3 +176,28 @@ def problems_of(rows: Any, found: Columns, left_out: LeftOut) -> Iterator[Proble
             yield found.read(row)
         except RowError as error:
             left_out.add(error)
+
+
+class Distinct(Iterator[Problem]):
+    """Each problem once, in order.
+
+    Attributes:
+        repeated: Rows so far that repeat a problem.
+
+    Example:
+        >>> problems = Distinct([Problem("1+1?", "2"), Problem("1+1?", "2"), Problem("1+1?", "3")])
+        >>> [problem.answer for problem in problems], problems.repeated
+        (['2', '3'], 1)
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.repeated = 0
+        self._problems, self._seen = iter(problems), set[tuple[str, ...]]()
+
+    def __next__(self) -> Problem:
+        for problem in self._problems:
+            if problem.identity not in self._seen:
+                self._seen.add(problem.identity)
+                return problem
+            self.repeated += 1
+        raise StopIteration

@@ -24,6 +24,8 @@ from lit_reason.verifier import AnswerFormat
 
 Messages = tuple[dict[str, str], ...]
 
+SEEN = 100  # rows by which columns and answer format are recognised
+
 
 @dataclass(frozen=True)
 class Template:
