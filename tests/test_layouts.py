@@ -121,7 +121,7 @@ def test_columns_can_be_named_and_missing_ones_are(tmp_path):
     assert task[0].source == "me"
     with pytest.raises(ConfigError, match=r"columns from, gold\.value, q are of no known layout"):
         MathProblems(path)
-    with pytest.raises(ConfigError, match=r"no known layout; set task\.answer$"):
+    with pytest.raises(ConfigError, match=r"no known layout; set task\.answer; without"):
         MathProblems(path, question="q")
     for key, value in (("question", "problem"), ("answer", "gold.text"), ("source", "set")):
         columns = {"question": "q", "answer": "gold.value"} | {key: value}
