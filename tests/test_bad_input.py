@@ -45,7 +45,7 @@ FLAGS = [
     ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
     # classes
     ("--model.advantage=GEA", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
-    ("--callbacks.mine=Mine", r"callbacks\.mine=Mine: no class Mine; choose one of EntropyMonitor"),
+    ("--callbacks.mine=Mine", r"callbacks\.mine=Mine: no class Mine; choose one of CriticMonitor"),
     ("--trainer.logger=Wandb", r"trainer\.logger=Wandb: no class Wandb; .*WandbLogger"),
     (
         "--model.actor_optimizer=torch.optim.AdamV",
