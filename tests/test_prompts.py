@@ -32,7 +32,7 @@ def write(*rows):
 
 @pytest.fixture(autouse=True)
 def _own_file(tmp_path, monkeypatch):
-    (tmp_path / "own_functions.py").write_text(OWN)
+    (tmp_path / "functions_of_prompts.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -75,7 +75,7 @@ def test_nobody_judges_the_responses():
     task = Prompts(write({"prompt": "a"}))
     assert [v.status for v in task.judge([task[0]] * 2, ["x", "y"])] == [Status.UNJUDGED] * 2
     assert verdict_shares([], task) == {}
-    term = FunctionReward("own_functions.wants_gold")
+    term = FunctionReward("functions_of_prompts.wants_gold")
     with pytest.raises(ConfigError, match=r"asks for answer, which data\.task=Prompts does not"):
         term.check(task, "data.task")
     term.check(Prompts(write({"prompt": "a", "answer": "3"}), columns=["answer"]), "data.task")
@@ -84,7 +84,10 @@ def test_nobody_judges_the_responses():
 ON_PROMPTS = [
     *("--data.task=Prompts", "--data.task.path=p.jsonl"),
     *("--data.val_task=Prompts", "--data.val_task.path=q.jsonl"),
-    *("--data.rewards.short=FunctionReward", "--data.rewards.short.path=own_functions.short"),
+    *(
+        "--data.rewards.short=FunctionReward",
+        "--data.rewards.short.path=functions_of_prompts.short",
+    ),
 ]
 OF_RUN = [x for x in SMALL if "task." not in x]
 
