@@ -75,8 +75,8 @@ def test_horizons_equal_the_definition(length, lam, gamma):
     want = oracles.effective_horizon(length, lam, gamma)
     lengths = torch.tensor([length]).double()
     # lambda is held in float32 where it is not a tensor of float64
-    for given in (lam, torch.tensor([lam]).double()):
-        got = effective_horizon(lengths, given, gamma)[0]
+    for decay in (lam, torch.tensor([lam]).double()):
+        got = effective_horizon(lengths, decay, gamma)[0]
         torch.testing.assert_close(float(got), float(want), rtol=1e-5, atol=1e-6)
 
 
