@@ -7,8 +7,8 @@ reward model is trained, and once on all tokens. The policy's λ is 0.95. Two se
 problems of 2 to 5 steps and rewards of 0 / +1, where the policy then trains for 15 rollouts while
 the critic stays as it is, so that its bias goes on acting; and `default`, the quickstart's problems
 of up to 16 steps and rewards of -1 / +1, before the policy trains. Writes OUT/critic_bias.csv, a
-row a run, and prints a table. Called again it skips what is finished. About half an hour for five
-seeds on two cores.
+row a run, and prints a table. Called again it skips what is finished. One to three minutes a run on
+one core.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ NAMES = {
     "start": "mean advantage, first twentieth of a response",
     "early": "mean advantage, first quarter",
     "late": "mean advantage, last quarter",
-    "tilt": "first minus last quarter",
+    "end": "mean advantage, last twentieth",
+    "quarters": "first minus last quarter",
+    "tilt": "first minus last twentieth",
     "spread": "highest minus lowest point of the curve",
     "bias": "V(s₀) - return",
     "explained": "held-out explained variance",
@@ -114,7 +116,9 @@ def measure(ablation: Ablation, result: Result, setting: str) -> dict[str, objec
         "start": curve[0],
         "early": early,
         "late": late,
-        "tilt": early - late,
+        "end": curve[-1],
+        "quarters": early - late,
+        "tilt": curve[0] - curve[-1],
         "spread": max(curve) - min(curve),
         "bias": statistics.fmean(bias),
         "explained": at(run.get("val/value/explained_variance"), WARMUP),

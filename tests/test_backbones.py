@@ -322,7 +322,7 @@ def test_scratch_gives_the_same_weights_whatever_was_drawn_before():
 # --- prompts --------------------------------------------------------------------------------------
 
 
-class Prompts(Task):
+class ShortPrompts(Task):
     def __init__(self, *texts):
         self.texts = texts
 
@@ -385,7 +385,7 @@ def test_chat_without_a_template_is_refused():
 
 def test_longer_prompts_are_left_out_and_counted_and_the_rest_keep_their_answers():
     """C14."""
-    task, tokenizer = Prompts("1+2=", "1+2+3+4+5", "1" * 20, "3+4="), character_tokenizer(ALPHABET)
+    task, tokenizer = ShortPrompts("1+2=", "1+2+3+4+5", "1" * 20, "3+4="), character_tokenizer(ALPHABET)
     with pytest.warns(ConfigWarning, match=r"max_prompt_length=8: 2 of 4 prompts of data\.task"):
         kept = encode_prompts(task, tokenizer, 8, 100, "task")
     assert [(p.answer, tokenizer.decode(ids)) for p, ids in kept] == [("0", "1+2="), ("3", "3+4=")]
@@ -398,7 +398,7 @@ def test_longer_prompts_are_left_out_and_counted_and_the_rest_keep_their_answers
 
 def test_a_prompt_that_does_not_fit_the_context_is_refused():
     """C14: never cut."""
-    task, tokenizer = Prompts("1" * 20), character_tokenizer(ALPHABET)
+    task, tokenizer = ShortPrompts("1" * 20), character_tokenizer(ALPHABET)
     with pytest.raises(ConfigError, match=r"data\.val_task: a prompt of 20 tokens.*leaves 19"):
         encode_prompts(task, tokenizer, None, 19, "val_task")
     assert len(encode_prompts(task, tokenizer, None, 20, "val_task")) == 1
@@ -406,7 +406,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused():
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_not_silent():
-    task = Prompts("1+2=", "one+2=")
+    task = ShortPrompts("1+2=", "one+2=")
     with pytest.warns(ConfigWarning, match=r"1 of 2 prompts of data\.task hold.*'one\+2='"):
         encode_prompts(task, character_tokenizer(ALPHABET), None, None, "task")
 

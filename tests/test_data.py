@@ -399,7 +399,7 @@ def test_held_out_problems_are_left_out_of_training_or_warned_of(sampler):
 # --- whose weights, which seeds -------------------------------------------------------------------
 
 
-class Recorded(HFEngine):
+class Remembering(HFEngine):
     """Generates as `HFEngine` does, and remembers the weights it generated with."""
 
     def generate(self, prompts, samples, sampling, seed):
@@ -412,7 +412,7 @@ def real_data(cls=RolloutDataModule, **kwargs):
     settings = {
         "task": PlanCount(n_max=3),
         "rewards": {"correctness": Correctness()},
-        "engine": Recorded(),
+        "engine": Remembering(),
         "groups_per_rollout": 2,
         "group_size": 4,
         "rollouts_per_epoch": 3,

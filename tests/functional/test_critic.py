@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PROPERTY, generators, masks, noise, poison
 
-from lit_reason.functional import advantage_parts, effective_horizon, gae, reward_share
+from lit_reason.functional import (
+    advantage_parts,
+    effective_horizon,
+    gae,
+    length_adaptive_lambda,
+    reward_share,
+)
 
 
 def close(got, want, atol=1e-9):
@@ -73,16 +79,12 @@ def test_shares_of_large_and_small_advantages_do_not_overflow(scale):
 @given(st.integers(0, 50), st.floats(0, 1), st.floats(0, 1))
 def test_horizons_equal_the_definition(length, lam, gamma):
     want = oracles.effective_horizon(length, lam, gamma)
-    lengths = torch.tensor([length]).double()
-    # lambda is held in float32 where it is not a tensor of float64
-    for decay in (lam, torch.tensor([lam]).double()):
-        got = effective_horizon(lengths, decay, gamma)[0]
-        torch.testing.assert_close(float(got), float(want), rtol=1e-5, atol=1e-6)
+    lengths, per_row = torch.tensor([length]).double(), torch.tensor([lam], dtype=torch.float64)
+    close(effective_horizon(lengths, lam, gamma)[0], want)
+    close(effective_horizon(lengths, per_row, gamma)[0], want)
 
 
 def test_the_horizon_of_a_length_adaptive_lambda_is_its_share_of_the_length():
-    from lit_reason.functional import length_adaptive_lambda
-
     lengths = torch.tensor([40, 100, 1000])
     lam = length_adaptive_lambda(lengths.double(), alpha=0.05)
     close(effective_horizon(lengths.double(), lam), [2.0, 5, 50])
