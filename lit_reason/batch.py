@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lit_reason.errors import ConfigError
 from lit_reason.forms import require_tensor
 from lit_reason.verdict import Verdict
 
@@ -227,6 +228,18 @@ class RolloutBatch(_Rows):
         }
         for name, form in expected.items():
             require_tensor(f"callbacks: {name} of the edited rollout", getattr(self, name), *form)
+        faults = {
+            "loss_mask counts padding": self.loss_mask & ~self.response_mask,
+            "value_mask counts padding": self.value_mask & ~self.response_mask,
+            "loss_weight is not finite": ~self.loss_weight.isfinite(),
+            "rewards are not finite": ~self.rewards.isfinite(),
+        }
+        found = torch.stack([fault.any() for fault in faults.values()]).tolist()
+        for fault, is_there in zip(faults, found, strict=True):
+            if is_there:
+                raise ConfigError(f"callbacks: {fault} in the edited rollout")
+        if not self.temperature > 0:
+            raise ConfigError(f"callbacks: temperature={self.temperature} of the edited rollout")
 
     @classmethod
     def from_groups(
@@ -341,6 +354,8 @@ def trim(rollout: RolloutBatch) -> tuple[int, int]:
 def _pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     tensors = [torch.tensor(list(row), dtype=torch.long) for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_value=pad_id)
+    if not ids.shape[1]:  # every row is empty: one column of padding, which networks can read
+        ids = ids.new_full((len(rows), 1), pad_id)
     lengths = torch.tensor([len(row) for row in rows])
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING
 
 from lit_reason.advantages import GroupRelative
-from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, warn_of_no_effect
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
@@ -27,10 +28,12 @@ def check_parts(module: ReasonModule) -> None:
             "model.policy.aggregation=null: the policy term needs one, for example TokenMean"
         )
     for name in module.terms:
-        if name in ("policy", "value"):
+        if name in ("policy", "value", "loss"):
             raise ConfigError(
                 f"model.terms.{name}: the name is taken; choose another, like my_{name}"
             )
+        if not name.isidentifier():
+            raise ConfigError(f"model.terms.{name}: use letters, digits and _ in a name")
 
 
 def _check_slots(module: ReasonModule) -> None:
@@ -67,10 +70,11 @@ def _check_critic(module: ReasonModule) -> None:
 
 
 def _check_reference(module: ReasonModule) -> None:
-    if not module.kl_in_reward >= 0:
+    require_at_least_one("model", logprob_chunk=module.logprob_chunk)
+    if not 0 <= module.kl_in_reward < math.inf:
         raise ConfigError(
-            f"model.kl_in_reward={module.kl_in_reward}: must be at least 0; a negative penalty "
-            "would reward divergence from the reference"
+            f"model.kl_in_reward={module.kl_in_reward}: must be finite and at least 0; a "
+            "negative penalty would reward divergence from the reference"
         )
     every = module.reference_refresh
     if every is None:

@@ -43,6 +43,7 @@ from lit_reason.trainer_checks import (
     check_length,
     check_manual_optimization,
     check_precision,
+    check_sections,
     check_seed,
     check_threads,
 )
@@ -145,6 +146,7 @@ class ReasonCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
+        check_sections(config, ("model", "data", "trainer"))
         sections = {"model": self.model_class, "data": self.datamodule_class, "callbacks": None}
         plain = config.as_dict()
         for section, cls in sections.items():
@@ -173,7 +175,8 @@ class ReasonCLI(LightningCLI):
         """Adds the named callbacks, the progress bar, the summary and `metrics.csv`."""
         config = self._get(self.config_init, "trainer")
         run_dir = self._get(self.config, "run_dir")
-        named = [c for c in self._get(self.config_init, "callbacks").values() if c is not None]
+        callbacks = self._get(self.config_init, "callbacks") or {}  # null drops all
+        named = [c for c in callbacks.values() if c is not None]
         given = [*as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
@@ -259,7 +262,8 @@ def run(args: list[str]) -> LightningCLI:
         reason = import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        sys.stderr.write(f"error: {full_key(reason, settings(args))}\n")
+        line = " ".join(full_key(reason, settings(args)).splitlines())
+        sys.stderr.write(f"error: {line}\n")
         raise SystemExit(2) from None
     finally:
         give_back()
@@ -269,6 +273,8 @@ def reason_of(error: Exception) -> str | None:
     """The one line to show for an exception; `None` for one that deserves its traceback."""
     if isinstance(error, ConfigError | FloatingPointError):
         return str(error)
+    if mistake := users_mistake(error):
+        return mistake
     files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if "checkpoint_connector.py" in files:
         return (
@@ -281,9 +287,7 @@ def reason_of(error: Exception) -> str | None:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if Path(raised_in).is_relative_to(LIGHTNING):
             return f"trainer: {str(error).strip().splitlines()[0]}"
-    if isinstance(error, ValueError) and (nested := nested_reason(str(error))):
-        return nested
-    return users_mistake(error)
+    return nested_reason(str(error)) if isinstance(error, ValueError) else None
 
 
 def quiet_lightning() -> None:

@@ -28,7 +28,13 @@ from lit_reason.filters import GroupFilter
 from lit_reason.forms import require_tensor
 from lit_reason.judge import judge, require_verdicts, reward, verdict_shares
 from lit_reason.rewards import Reward
-from lit_reason.rollout import HFEngine, RolloutEngine, Sampling, ValSampling
+from lit_reason.rollout import (
+    HFEngine,
+    RolloutEngine,
+    Sampling,
+    ValSampling,
+    check_responses,
+)
 from lit_reason.scores import answer_classes
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
@@ -342,12 +348,10 @@ class RolloutDataModule(LightningDataModule):
     ) -> list[Group]:
         with blaming("data.engine", self.engine):
             responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
-        if [len(answers) for answers in responses] != [samples] * len(prompts):
-            raise ConfigError(
-                f"data.engine: {type(self.engine).__name__} returned "
-                f"{[len(answers) for answers in responses]} responses for {len(prompts)} prompts, "
-                f"expected {samples} for each"
-            )
+        vocabulary = self.backbone.config.get_text_config().vocab_size
+        check_responses(
+            type(self.engine).__name__, responses, (len(prompts), samples), sampling, vocabulary
+        )
         enter_stage(self.trainer, "scoring")
         verdicts = judge([prompt for prompt, _ in prompts], responses, task)
         return [

@@ -30,6 +30,12 @@ def encode_prompts(
         ConfigError: No prompt is left, or one does not fit the model's context.
     """
     prompts = [task[i] for i in range(len(task))]
+    odd = next((p for p in prompts if not isinstance(p, Prompt) or type(p.text) is not str), None)
+    if odd is not None:
+        raise ConfigError(
+            f"data.{key}: {type(task).__name__} gives {odd!r:.80} as a problem, expected a Prompt "
+            "with a text"
+        )
     if not prompts:
         raise ConfigError(f"data.{key}={type(task).__name__}: holds no problem")
     encoded = [(prompt, encode_prompt(prompt, tokenizer)) for prompt in prompts]

@@ -89,12 +89,20 @@ def _other(text: str, given: Settings) -> str:
     return text
 
 
+def _loaded(path: str) -> Any:
+    """What a dotted path or the short name of a part stands for; `None` for nothing."""
+    module, _, name = path.rpartition(".")
+    if module:
+        return getattr(sys.modules.get(module), name, None)
+    parts = (m for n, m in list(sys.modules.items()) if n.startswith("lit_reason."))
+    return next((getattr(m, name) for m in parts if hasattr(m, name)), None)
+
+
 def _whose(argument: str, given: Settings) -> str:
     """The full key of an argument that a class among the settings needs and did not get."""
     keys = {key for key, _ in given}
     for key, value in given:
-        module, _, name = value.rpartition(".")
-        cls = getattr(sys.modules.get(module), name, None)
+        cls = _loaded(value)
         missing = f"{key}.{argument}" not in keys
         if missing and inspect.isclass(cls) and argument in parameters([cls]):
             return f"{key}.{argument}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Set, Sized
 from typing import Any
 
@@ -11,6 +10,8 @@ from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Status, Verdict
+
+LARGEST = 1e18  # its square is still a number in float32
 
 
 def judge(
@@ -26,6 +27,11 @@ def judge(
     pairs = [(p, r.text) for p, answers in zip(prompts, responses, strict=True) for r in answers]
     with blaming("data.task", task):
         verdicts = task.judge([p for p, _ in pairs], [text for _, text in pairs])
+    if not isinstance(verdicts, list) or not all(isinstance(v, Verdict) for v in verdicts):
+        raise ConfigError(
+            f"data.task: {type(task).__name__}.judge returned {verdicts!r:.80}, expected a list of "
+            "Verdict"
+        )
     if len(verdicts) != len(pairs):
         raise ConfigError(
             f"data.task: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
@@ -92,7 +98,7 @@ def reward(
         if term.per_token:
             _add_token_rewards(group, name, term.weight, values)  # type: ignore[arg-type]
             continue
-        group.terms[name] = [None if v is None else term.weight * _number(name, v) for v in values]
+        group.terms[name] = [None if v is None else _number(name, v, term.weight) for v in values]
         outcomes.append(group.terms[name])
     if outcomes:
         _sum_outcomes(group, outcomes)
@@ -128,15 +134,17 @@ def _check_count(name: str, values: Any, count: int, what: str) -> None:
         raise ConfigError(f"data.rewards.{name}: returned {len(values)} values for {what}")
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, weight: float) -> float:
     try:
         if isinstance(value, str | bytes):  # float would read it
             raise TypeError
-        number = float(value)
+        number = weight * float(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data.rewards.{name}: returned {value!r}, expected a number") from error
-    if not math.isfinite(number):
-        raise ConfigError(f"data.rewards.{name}: returned {number}; rewards must be finite")
+    if not abs(number) < LARGEST:
+        raise ConfigError(
+            f"data.rewards.{name}: returned {number}; rewards must be finite"
+        )
     return number
 
 
@@ -147,7 +155,7 @@ def _add_token_rewards(
     totals: list[float | None] = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
         _check_count(name, added, response.length, f"a response of {response.length} tokens")
-        given = {t: weight * _number(name, v) for t, v in enumerate(added) if v is not None}
+        given = {t: _number(name, v, weight) for t, v in enumerate(added) if v is not None}
         for t, value in given.items():
             row[t] = (row[t] or 0.0) + value
         totals.append(sum(given.values()))

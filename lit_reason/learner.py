@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ class Learner:
         """
         rows = torch.cat(list(minibatch)).to(experience.rollout.rewards.device)
         weights, counts, weighed = self._weigh(experience[rows])
-        if not bool(weighed.sum()):
+        if not weighed:
             return {f"update/skipped_{self.name}": torch.ones((), device=counts.device)}
         optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
@@ -175,8 +176,13 @@ class Learner:
             f"update/nonfinite_{self.name}": (~finite).float(),
         }
 
-    def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Token weights of every term, its global (count, tokens), and its tokens of any weight."""
+    def _weigh(self, experience: Experience) -> tuple[dict[str, Tensor], Tensor, bool]:
+        """Token weights of every term, its global (count, tokens), and whether any weighs a token.
+
+        Raises:
+            ConfigError: A term counts padding, or an aggregation weighs what its term does not
+                count, or has weights or a count that divide by nothing.
+        """
         weights, counts = {}, []
         rollout = experience.rollout
         for name, term in self.terms.items():
@@ -191,13 +197,19 @@ class Learner:
             require_tensor(f"{aggregation}: the weights", weight, mask.shape)
             require_tensor(f"{aggregation}: the count", count, ())
             weights[name] = weight * rollout.loss_weight[:, None]
-            numbers = count, mask.sum(), (weights[name] != 0).sum()
+            weighs = weight != 0
+            used = (weights[name] != 0).sum()
+            faults = [mask & ~rollout.response_mask, weighs & ~mask, ~weight.isfinite()]
+            numbers = [count, mask.sum(), used, *(fault.sum() for fault in faults)]
             counts += [n.to(torch.float32) for n in numbers]
         total = torch.stack(counts)
         if self.reduce is not None:
             total = self.reduce(total)
-        total = total.view(-1, 3)
-        return weights, total[:, :2], total[:, 2]
+        total = total.view(len(self.terms), -1)
+        rows = total.tolist()  # the one wait for the device
+        for (name, term), row in zip(self.terms.items(), rows, strict=True):
+            _check_numbers(name, term, row)
+        return weights, total[:, :2], any(row[2] for row in rows)
 
     def _loss(
         self,
@@ -213,6 +225,8 @@ class Learner:
                 token_losses, stats = term.loss(micro, outputs), term.stats(micro, outputs)
             own = f"{_key(name)}={type(term).__name__}"
             require_tensor(f"{own}: the loss", token_losses, weights[name].shape)
+            if not token_losses.requires_grad:
+                raise ConfigError(f"{own}: the loss has no gradient; compute it from the outputs")
             for key, value in stats.items():
                 require_tensor(f"{own}: stats[{key!r}]", value, weights[name].shape)
             loss = aggregate(token_losses, weights[name], count)
@@ -271,6 +285,21 @@ def _buckets(parameters: Sequence[nn.Parameter], size: int = 2**24) -> list[list
         buckets[-1].append(parameter)
         room -= parameter.numel()
     return buckets
+
+
+def _check_numbers(name: str, term: LossTerm, numbers: Sequence[float]) -> None:
+    """Refuses masks, weights and counts that make no mean; `numbers` are those of `_weigh`."""
+    count, _, used, padding, outside, infinite = numbers
+    own, aggregation = f"{_key(name)}={type(term).__name__}", type(term.aggregation).__name__
+    if padding:
+        raise ConfigError(f"{own}: its mask counts {padding:.0f} positions of padding")
+    own = f"{_key(name)}.aggregation={aggregation}"
+    if outside:
+        raise ConfigError(f"{own}: weighs {outside:.0f} tokens that the term does not count")
+    if infinite:
+        raise ConfigError(f"{own}: {infinite:.0f} of its weights are not finite")
+    if not 0 <= count < math.inf or (used and not count):
+        raise ConfigError(f"{own}: its count is {count}, expected a number above 0")
 
 
 def _add(sums: dict[str, Tensor], key: str, value: Tensor) -> None:

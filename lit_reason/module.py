@@ -12,7 +12,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import LBFGS, AdamW
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_reason.advantages import AdvantageEstimator, check_advantages
 from lit_reason.backbones import Backbone
@@ -158,13 +159,22 @@ class ReasonModule(LightningModule):
         configured = []
         for name in self.trained:
             weights = [p for p in getattr(self, name).parameters() if p.requires_grad]
-            with naming(f"model.{name}_optimizer"):
+            shared = self.optimizer_factories[name] is self.optimizer_factories["actor"]
+            key = "model.actor_optimizer" if shared else f"model.{name}_optimizer"
+            with naming(key):
                 optimizer = self.optimizer_factories[name](weights)
+            if isinstance(optimizer, LBFGS):
+                raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
             factory = self.scheduler_factories[name]
             if factory is not None:
                 with naming(f"model.{name}_scheduler"):
                     schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
+                if isinstance(schedule["scheduler"], ReduceLROnPlateau):
+                    raise ConfigError(
+                        f"model.{name}_scheduler=ReduceLROnPlateau: waits for a metric, and "
+                        "schedules count rollouts; choose torch.optim.lr_scheduler.LinearLR"
+                    )
                 entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
@@ -200,6 +210,8 @@ class ReasonModule(LightningModule):
                 "data.engine: its responses are not samples of the policy as it is, so they may "
                 "train the critic only; add the callback ValuePretraining, or choose HFEngine"
             )
+        if self.phase not in ("joint", "value_warmup"):
+            raise ConfigError(f"callbacks: phase={self.phase!r}: choose joint or value_warmup")
         rollout.check()
         generator = torch.Generator().manual_seed(self.policy_version)
         first = self._partition(rollout, "actor", generator)

@@ -114,6 +114,43 @@ class RolloutEngine(ABC):
         """
 
 
+def check_responses(
+    engine: str, responses: Any, counts: tuple[int, int], sampling: Sampling, vocabulary: int
+) -> None:
+    """Refuses what an engine must not return.
+
+    Args:
+        engine: Its name, for the message.
+        responses: What it returned.
+        counts: Prompts, and responses to each.
+        sampling: With the budget of tokens.
+        vocabulary: Number of token ids.
+
+    Raises:
+        ConfigError: Another number of responses, or one that is none or does not fit.
+    """
+    key = f"data.engine={engine}"
+    if not isinstance(responses, list) or not all(isinstance(x, list) for x in responses):
+        raise ConfigError(f"{key}: returned no list of lists of Response")
+    found = [len(answers) for answers in responses]
+    if found != [counts[1]] * counts[0]:
+        raise ConfigError(
+            f"{key}: returned {found} responses for {counts[0]} prompts, expected {counts[1]} for "
+            "each"
+        )
+    for response in (r for answers in responses for r in answers):
+        if not isinstance(response, Response) or not isinstance(response.text, str):
+            raise ConfigError(f"{key}: returned {response!r:.80}, expected a Response with a text")
+        ids = response.ids
+        if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
+            raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
+        if len(ids) > sampling.max_new_tokens:
+            raise ConfigError(
+                f"{key}: a response of {len(ids)} tokens is longer than max_new_tokens="
+                f"{sampling.max_new_tokens}"
+            )
+
+
 @contextmanager
 def _finite() -> Iterator[None]:
     """Says what is wrong when there is no distribution to draw from."""

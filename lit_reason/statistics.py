@@ -30,6 +30,7 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
         **{k: torch.tensor(v, device=lengths.device) for k, v in rollout.stats.items()},
     }
     for key, value in extra.items():
+        value = value.float()
         stats[f"{key}_mean"] = value.mean()
         stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
     return stats

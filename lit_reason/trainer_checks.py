@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -10,6 +11,17 @@ from lit_reason.errors import ConfigError
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
 SEEDS = 2**32
+
+
+def check_sections(config: Any, names: Sequence[str]) -> None:
+    """Refuses a section that is null, as nothing could be built from it.
+
+    Raises:
+        ConfigError: The first such section.
+    """
+    for name in names:
+        if config.get(name) is None:
+            raise ConfigError(f"{name}=null: cannot be null; leave it out for its defaults")
 
 
 def check_seed(seed: Any) -> None:

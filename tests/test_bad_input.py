@@ -220,6 +220,7 @@ import torch
 from lightning.pytorch import Callback
 from lit_reason.advantages import Advantages, GroupRelative
 from lit_reason.aggregation import Aggregation
+from lit_reason.batch import Response
 from lit_reason.filters import GroupFilter
 from lit_reason.objectives import ClippedSurrogate
 from lit_reason.rewards import Reward
@@ -309,12 +310,72 @@ class Unbuilt(Callback):
     def __init__(self):
         raise KeyError("key")
 
+class Padding(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.loss_mask |= True
+
+class Unknown(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        batch.rewards[0] = torch.nan
+
+class Phase(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.phase = "foo"
+
+class Unsaved(Callback):
+    def state_dict(self):
+        raise RuntimeError("no\\nstate")
+
+class Everything(ClippedSurrogate):
+    def mask(self, experience):
+        return torch.ones_like(experience.rollout.loss_mask)
+
+class Detached(ClippedSurrogate):
+    def loss(self, experience, outputs):
+        return super().loss(experience, outputs).detach()
+
+class Negative(Aggregation):
+    def __call__(self, mask, group_ids):
+        return mask.float(), -mask.sum()
+
+class Beyond(Aggregation):
+    def __call__(self, mask, group_ids):
+        return torch.ones(mask.shape), mask.sum()
+
+class Infinite(Aggregation):
+    def __call__(self, mask, group_ids):
+        return torch.where(mask, torch.inf, 0.0), mask.sum()
+
+class Nothing(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        return None
+
+class Texts(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        return [["x"] * samples for _ in prompts]
+
+class Foreign(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        return [[Response((10**6,), "x", False)] * samples for _ in prompts]
+
+class Long(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        return [[Response((5,) * 99, "x", False)] * samples for _ in prompts]
+
+class NoPrompt(PlanCount):
+    def __getitem__(self, index):
+        return "1+1="
+
+class Bools(PlanCount):
+    def judge(self, prompts, texts):
+        return [True] * len(texts)
+
 class Asks(Callback):
     def __init__(self, every: int):
         self.every = every
 """
 PARTS = [
-    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:15\)"),
+    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:16\)"),
     ("data.rewards.x=Abstract", r"data\.rewards\.x=\S*Abstract: is abstract; .*Correctness"),
     ("model.advantage=Flat", r"Flat: advantages has shape \(16,\), expected \(16, \d+\)"),
     ("model.advantage=Floats", r"advantage=Floats: stats\['x'\] is 1\.0, expected a tensor of"),
@@ -322,11 +383,11 @@ PARTS = [
     ("model.advantage=NoReturns", r"model\.value=null: model\.advantage=NoReturns needs a critic"),
     ("model.advantage=Bare", r"advantage=Bare: returned a Tensor, expected Advantages\(advantages"),
     ("model.policy.aggregation=Count", r"policy\.aggregation=Count: the count is 3, expected a"),
-    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:23\)"),
+    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:24\)"),
     ("model.terms.x=Mask", r"model\.terms\.x=Mask: the mask is of torch\.float32, expected torch"),
     ("model.terms.x=Stats", r"model\.terms\.x=Stats: stats\['x'\] is 1\.0, expected a tensor of"),
     ("data.task=Unsaid", r"data\.task: Unsaid raised TypeError: a verdict must be True or False"),
-    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:27"),
+    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:28"),
     ("data.group_filter=Rows", r"Rows: the decision has shape \(4, 4\), expected \(4,\)"),
     ("callbacks.x=Raises", r"callbacks\.x\.on_train_batch_start: KeyError: 'key' \(at my_bugs\.py"),
     (
@@ -339,9 +400,24 @@ PARTS = [
     ),
     ("callbacks.x=Misspelt", r"callbacks\.x\.on_train_batch_start: AttributeError: .*loss_maks"),
     ("callbacks.x=Unbuilt", r"callbacks\.x\.__init__: 'key'"),
+    ("callbacks.x=Padding", r"callbacks: loss_mask counts padding in the edited rollout"),
+    ("callbacks.x=Unknown", r"callbacks: rewards are not finite in the edited rollout"),
+    ("callbacks.x=Phase", r"callbacks: phase='foo': choose joint or value_warmup"),
+    ("callbacks.x=Unsaved", r"callbacks\.x\.state_dict: RuntimeError: no state \(at my_bugs\.py"),
+    ("model.terms.x=Everything", r"model\.terms\.x=Everything: its mask counts \d+ positions"),
+    ("model.policy=Detached", r"model\.policy=Detached: the loss has no gradient; compute it from"),
+    ("model.policy.aggregation=Negative", r"aggregation=Negative: its count is -\d+.*above 0"),
+    ("model.policy.aggregation=Beyond", r"aggregation=Beyond: weighs \d+ tokens that the term doe"),
+    ("model.policy.aggregation=Infinite", r"aggregation=Infinite: \d+ of its weights are not fini"),
+    ("data.engine=Nothing", r"data\.engine=Nothing: returned no list of lists of Response"),
+    ("data.engine=Texts", r"data\.engine=Texts: returned 'x', expected a Response with a text"),
+    ("data.engine=Foreign", r"data\.engine=Foreign: a response has ids that are no tokens"),
+    ("data.engine=Long", r"data\.engine=Long: a response of 99 tokens is longer than max_new"),
+    ("data.task=NoPrompt", r"data\.task: NoPrompt gives '1\+1=' as a problem, expected a Prompt"),
+    ("data.task=Bools", r"data\.task: Bools\.judge returned \[True, .*expected a list of Verdict"),
     ("callbacks.x=Asks", r"callbacks\.x\.every: not set"),
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
-    ("data.engine=Short", r"data\.engine: Short returned \[1, .*expected 2 for each"),
+    ("data.engine=Short", r"data\.engine=Short: returned \[\d, .*expected \d for each"),
 ]
 
 
@@ -441,6 +517,41 @@ SLOTS = [
     ("grpo", "--model.policy=EntropyBonus", r"model\.policy=EntropyBonus: does not use the advant"),
     ("ppo", "--data.rewards.correctness.wrong=1", r"correctness\.right=1\.0: equals wrong"),
     ("grpo", "--trainer.gradient_clip_algorithm=norm", r"gradient_clip_algorithm=norm: would have"),
+    ("grpo", "--trainer=null", r"trainer=null: cannot be null"),
+    ("grpo", "--model.logprob_chunk=-1", r"model\.logprob_chunk=-1: must be at least 1"),
+    (
+        "grpo",
+        "--model.kl_in_reward=.inf",
+        r"model\.kl_in_reward=inf: must be finite and",
+    ),
+    ("grpo", "--model.terms.loss=EntropyBonus", r"model\.terms\.loss: the name is taken"),
+    ("grpo", "--data.rewards.correctness.weight=.nan", r"correctness\.weight=nan: must be finite"),
+    (
+        "grpo",
+        "--data.rewards.correctness.weight=1e39",
+        r"correctness: returned 1e\+39; rewards",
+    ),
+    (
+        "dapo",
+        "--data.rewards.soft_overlong.cache=1.5",
+        r"soft_overlong\.cache=1\.5: neither a",
+    ),
+    (
+        "grpo",
+        "--model.actor_optimizer=torch.optim.LBFGS",
+        r"actor_optimizer=LBFGS: needs a clos",
+    ),
+    ("ppo", "--model.actor_optimizer.lr=-1", r"model\.actor_optimizer: Invalid learning rate: -1"),
+    (
+        "grpo",
+        "--model.policy.aggregation=ConstantLength",
+        r"policy\.aggregation\.length: not",
+    ),
+    (
+        "grpo",
+        "--model.actor_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau",
+        r"actor_scheduler=ReduceLROnPlateau: waits for a metric",
+    ),
     ("grpo", "--threads=0", r"threads=0: must be at least 1, or null"),
     ("grpo", "--ckpt_path=last", r"ckpt_path=last: run_dir=\S+ holds no checkpoint"),
 ]

@@ -56,7 +56,7 @@ class Scripted(RolloutEngine):
     def answer(self, tokenizer, index, n):
         self.drawn += 1
         right = self.kinds[index][n % len(self.kinds[index])]
-        text = f"{index}+{self.drawn}{'(' * (self.drawn % 7)}={int(right)}"
+        text = f"{index}+{self.drawn}{'(' * (self.drawn % 5)}={int(right)}"
         return Response((*tokenizer(text)["input_ids"], tokenizer.eos_token_id), text, False)
 
 

@@ -249,7 +249,7 @@ class OnlyPadding(LossTerm):
     uses_advantages = False
 
     def mask(self, experience):
-        return ~experience.rollout.loss_mask
+        return experience.rollout.response_mask & ~experience.rollout.loss_mask
 
     def loss(self, experience, outputs):
         return outputs.logprobs.square() + outputs.logprobs

@@ -25,6 +25,14 @@ class RunSummary(Callback):
         self.validated = -1
         self.started = time.perf_counter()
 
+    def state_dict(self) -> dict[str, Any]:
+        """The first evaluation, which a resumed run compares with too."""
+        return {"before": self.before}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `state_dict`."""
+        self.before = state_dict["before"]
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
         self.started = time.perf_counter()

@@ -188,7 +188,7 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     loss = upcast(loss)
     kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     total = (kept * weights).sum()
-    return total / count.clamp(min=1).to(total.dtype)
+    return total / torch.where(count > 0, count, 1).to(total.dtype)
 
 
 def token_mean(loss: Tensor, mask: Tensor) -> Tensor:

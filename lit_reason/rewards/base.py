@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -33,6 +34,8 @@ class Reward(ABC):
     weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:
+        if not math.isfinite(weight):
+            raise ConfigError(f"{type(self).__name__}.weight={weight}: must be finite")
         if weight == 0:
             raise ConfigError(
                 f"{type(self).__name__}.weight=0: the term would have no effect; set it to null"

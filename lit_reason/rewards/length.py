@@ -26,6 +26,10 @@ class SoftOverlong(Reward):
         self, cache: float = 0.2, max_length: int | None = None, weight: float = 1.0
     ) -> None:
         super().__init__(weight)
+        if cache >= 1 and cache != int(cache):
+            raise ConfigError(
+                f"SoftOverlong.cache={cache}: neither a share below 1 nor a whole number of tokens"
+            )
         self.cache, self.max_length = cache, max_length
 
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:
