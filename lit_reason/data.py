@@ -7,7 +7,6 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +26,7 @@ from lit_reason.errors import (
 from lit_reason.filters import GroupFilter
 from lit_reason.forms import require_tensor
 from lit_reason.judge import judge, require_verdicts, reward, verdict_shares
+from lit_reason.loaders import EvaluationLoader, RolloutLoader
 from lit_reason.rewards import Reward
 from lit_reason.rollout import (
     HFEngine,
@@ -35,7 +35,6 @@ from lit_reason.rollout import (
     ValSampling,
     check_responses,
 )
-from lit_reason.scores import answer_classes
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -267,9 +266,9 @@ class RolloutDataModule(LightningDataModule):
         dropped: list[Group] = []
         rounds = 0
         while True:
-            seed = self._sampling_seed(version, rounds)
+            seed = self.sampling_seed(version, rounds)
             enter_stage(self.trainer, "rollout")
-            groups = self._groups(
+            groups = self.sample_groups(
                 self._next_prompts(), self.task, self.group_size, self.sampling, seed, self.rewards
             )
             self._sort(groups, kept, dropped)
@@ -337,7 +336,7 @@ class RolloutDataModule(LightningDataModule):
             }
         return stats
 
-    def _groups(
+    def sample_groups(
         self,
         prompts: list[tuple[Prompt, list[int]]],
         task: Task,
@@ -346,6 +345,16 @@ class RolloutDataModule(LightningDataModule):
         seed: int,
         rewards: dict[str, Reward],
     ) -> list[Group]:
+        """Generates and judges `samples` responses to each prompt.
+
+        Args:
+            prompts: Each with its token ids.
+            task: Judges the responses.
+            samples: Responses to each prompt.
+            sampling: How to draw them.
+            seed: Of the engine.
+            rewards: Named terms to apply.
+        """
         with blaming("data.engine", self.engine):
             responses = self.engine.generate([ids for _, ids in prompts], samples, sampling, seed)
         vocabulary = self.backbone.config.get_text_config().vocab_size
@@ -376,50 +385,13 @@ class RolloutDataModule(LightningDataModule):
         kwargs = self.trainer.distributed_sampler_kwargs  # type: ignore[union-attr]
         return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
 
-    def _sampling_seed(self, *position: int) -> int:
+    def sampling_seed(self, *position: int) -> int:
         """A seed that depends on the run's seed, the rank and the position in the run only."""
         rank, _ = self.shard()
         return random.Random(f"{self.seed} {rank} {position}").getrandbits(31)
 
     def _on_all_ranks(self, decision: bool) -> bool:
         return self.trainer.strategy.reduce_boolean_decision(decision, all=True)  # type: ignore[union-attr]
-
-    def evaluation(self, batch: int) -> RolloutBatch:
-        """Judged responses to one batch of held-out problems."""
-        rank, world = self.shard()
-        size = self.val_groups_per_batch
-        share = self.val_prompts[rank::world][batch * size : (batch + 1) * size]
-        # every rank generates as often as the others; what only fills up is not counted
-        real = len(share)
-        wanted = min(size, self._longest_share() - batch * size)
-        share = share + [self.val_prompts[0]] * (wanted - real)
-        seed = self._sampling_seed(-1, batch)
-        enter_stage(self.trainer, "validation")
-        # per-token terms were set up for the training task, and nothing learns from them here
-        outcome = {name: term for name, term in self.rewards.items() if not term.per_token}
-        groups = self._groups(
-            share, self.val_task, self.val_samples, self.val_sampling, seed, outcome
-        )
-        rollout = RolloutBatch.from_groups(
-            groups,
-            pad_id=self.backbone.tokenizer.pad_token_id,
-            temperature=self.val_sampling.temperature,
-            policy_version=self.engine.module.policy_version,
-        )
-        rollout.prompt_index[real * self.val_samples :] = -1
-        with blaming("data.val_task", self.val_task):
-            same = self.val_task.same_answers
-            classes = answer_classes([group.verdicts for group in groups], same)
-        rollout.answer_ids = torch.tensor([number for group in classes for number in group])
-        return rollout
-
-    def _longest_share(self) -> int:
-        """Held-out problems of the rank that has most; rank 0 is one that does."""
-        return len(range(0, len(self.val_prompts), self.shard()[1]))
-
-    def evaluation_batches(self) -> int:
-        """Batches of held-out problems on each rank."""
-        return -(-self._longest_share() // self.val_groups_per_batch)
 
 
 @lru_cache(maxsize=2)
@@ -428,35 +400,3 @@ def _order(seed: int, turn: int, size: int) -> list[int]:
     order = list(range(size))
     random.Random(f"{seed} {turn}").shuffle(order)
     return order
-
-
-class RolloutLoader:
-    """Yields rollouts of the current policy.
-
-    It has a length: Lightning prefetches one batch from a loader without one, and every rollout
-    would come from the weights before the last update.
-    """
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.rollouts_per_epoch
-
-    def __iter__(self) -> Iterator[RolloutBatch]:
-        for _ in range(len(self)):
-            yield self.data.rollout()
-
-
-class EvaluationLoader:
-    """Yields judged responses to the held-out problems, the same sampling seeds each time."""
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.evaluation_batches()
-
-    def __iter__(self) -> Iterator[RolloutBatch]:
-        for batch in range(len(self)):
-            yield self.data.evaluation(batch)

@@ -10,41 +10,34 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import LBFGS, AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lit_reason.advantages import AdvantageEstimator, check_advantages
+from lit_reason.advantages import AdvantageEstimator
+from lit_reason.annotation import annotate
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, ConfigWarning, blaming, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, naming, warn_of_no_effect
+from lit_reason.evaluator import Evaluator
 from lit_reason.functional import (
     Reduce,
     explained_variance,
-    gae,
-    kl_penalised_rewards,
-    outcome_to_tokens,
-    unchecked_values,
 )
 from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
 from lit_reason.lists import as_list
-from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import (
     Entropy,
     base_weights,
     policy_outputs,
     state_values,
-    values_and_after,
 )
 from lit_reason.objectives import LossTerm
-from lit_reason.scores import Samples, why_nothing_is_right
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
-from lit_reason.value_metrics import ValueMetrics
 
 
 class ReasonModule(LightningModule):
@@ -120,10 +113,8 @@ class ReasonModule(LightningModule):
         self.actor: Any = None
         self.critic: Any = None
         self.reference: Any = None
-        self.group_metrics: nn.ModuleDict = nn.ModuleDict()
-        self.value_metrics: nn.ModuleDict = nn.ModuleDict()
+        self.evaluator = Evaluator(self)
         self.last_evaluation: dict[str, float] = {}  # also of the sanity check, which logs nothing
-        self.warned_of_zero = False
 
     # --- construction -------------------------------------------------------------------------
 
@@ -225,78 +216,16 @@ class ReasonModule(LightningModule):
         self._log(rollout, {**stats, **average(updates)})
         return {"experience": experience}
 
-    @torch.no_grad()
-    @unchecked_values()  # what is not finite skips the optimizer step, and the guard counts it
     def annotate(
         self, rollout: RolloutBatch, micro_batches: list[Tensor]
     ) -> tuple[Experience, dict[str, Tensor]]:
-        """Log-probs, values, advantages and returns of a rollout under the current weights.
-
-        Args:
-            rollout: B responses.
-            micro_batches: Row indices; those of the first epoch, so that the first importance
-                ratio is exactly 1.
-
-        Returns:
-            The experience and statistics to log.
-        """
-        columns: dict[str, Tensor] = {}
-        only = rollout.critic_only.nonzero().squeeze(1)
-        for rows in [*micro_batches, *only.split(self.update.micro_batch_size)]:
-            if not len(rows):
-                continue
-            rows = rows.to(rollout.rewards.device)
-            micro = rollout[rows]
-            for name, value in self._annotate(micro).items():
-                shape = (len(rollout), *value.shape[1:])
-                columns.setdefault(name, value.new_zeros(shape))[rows] = value
-        rewards = self._token_rewards(rollout, columns)
-        values, end = columns.get("values"), columns.pop("after", None)
-        after = () if end is None or not self.advantage.bootstraps else (end * rollout.truncated,)
-        with blaming("model.advantage", self.advantage):
-            estimated = self.advantage(rollout, rewards, values, *after)
-            check_advantages(self.advantage, estimated, rewards, values)
-        advantages, returns, extra = estimated
-        if self.phase == "value_warmup" and values is not None:
-            # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
-            mask = rollout.response_mask
-            returns = gae(rewards, values, mask, self.advantage.gamma, 1.0, *after) + values
-        experience = Experience(
-            rollout=rollout,
-            advantages=advantages,
-            returns=returns,
-            rewards=rewards,
-            lam=extra.get("gae/lambda"),
-            after=after[0] if after else None,
-            phase=self.phase,
-            **columns,
-        )
+        """`annotation.annotate` with this module's networks, and the statistics to log."""
+        experience, extra = annotate(self, rollout, micro_batches)
         return experience, self._describe(experience, extra)
 
-    def _annotate(self, micro: RolloutBatch) -> dict[str, Tensor]:
-        """What the networks say of some rows, as far as somebody asks for it."""
-        scored: dict[str, Tensor | None] = {}
-        of_policy = self.phase == "joint" and not bool(micro.critic_only.all())
-        if of_policy or self.kl_in_reward or self.monitor_entropy:
-            mode: Entropy = "detached" if self.monitor_entropy else "none"
-            outputs = self._score(self.actor, micro, mode)
-            scored |= {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
-            if self.reference is not None:
-                scored["ref_logprobs"] = self._score(self.reference, micro).logprobs
-        if self.critic is not None:
-            scored["values"], scored["after"] = values_and_after(self.critic, micro)
-        return {name: value for name, value in scored.items() if value is not None}
-
-    def _score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
+    def score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
+        """`policy_outputs` of the actor or the reference at the sampling temperature."""
         return policy_outputs(network, micro, micro.temperature, entropy, self.logprob_chunk)
-
-    def _token_rewards(self, rollout: RolloutBatch, columns: dict[str, Tensor]) -> Tensor:
-        mask = rollout.response_mask
-        rewards = outcome_to_tokens(rollout.rewards, mask) + rollout.token_rewards
-        if self.kl_in_reward:
-            logprobs, ref = columns["old_logprobs"], columns["ref_logprobs"]
-            rewards = kl_penalised_rewards(rewards, logprobs, ref, mask, self.kl_in_reward)
-        return rewards
 
     def _partition(
         self, rollout: RolloutBatch, network: str, generator: torch.Generator
@@ -342,7 +271,7 @@ class ReasonModule(LightningModule):
             terms, forward = {"value": self.value}, lambda net, e: state_values(net, e.rollout)
             built["critic"] = self._learner("critic", terms, forward)
         built["actor"] = self._learner(
-            "actor", self.actor_terms, lambda net, e: self._score(net, e.rollout, entropy)
+            "actor", self.actor_terms, lambda net, e: self.score(net, e.rollout, entropy)
         )
         return built
 
@@ -401,75 +330,33 @@ class ReasonModule(LightningModule):
 
     # --- evaluation ---------------------------------------------------------------------------
 
-    def _evaluate(self, rollout: RolloutBatch, stage: str) -> None:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        k = data.val_samples
-        if stage not in self.group_metrics:
-            metric = GroupMetrics(k, data.val_pass_k, data.val_sources)
-            self.group_metrics[stage] = metric.to(self.device)
-        scores: Any = self.group_metrics[stage]
-        scores.update(Samples.of(rollout, k, data.val_sources))
-        if self.critic is not None:
-            self._evaluate_critic(rollout, stage)
-
-    def _evaluate_critic(self, rollout: RolloutBatch, stage: str) -> None:
-        """Compares the values of held-out responses with what followed."""
-        if stage not in self.value_metrics:
-            self.value_metrics[stage] = ValueMetrics().to(self.device)
-        rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
-        mask, values = rollout.response_mask, torch.zeros_like(rollout.token_rewards)
-        for rows in self._micro_batches(rollout):
-            values[rows] = state_values(self.critic, rollout[rows])
-        rewards = outcome_to_tokens(rollout.rewards, mask)
-        returns = gae(rewards, torch.zeros_like(values), mask, self.advantage.gamma, 1.0)
-        metric: Any = self.value_metrics[stage]
-        metric.update(values, returns, mask & rollout.scored[:, None])
-
-    def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
-        rows = torch.arange(len(rollout), device=rollout.rewards.device)
-        return [part for part in rows.split(self.update.micro_batch_size) if len(part)]
-
-    def _finish_evaluation(self, stage: str) -> None:
-        # the next evaluation may be of other data
-        metric: Any = self.group_metrics.pop(stage)
-        values = metric.compute()
-        if stage in self.value_metrics:
-            of_critic: Any = self.value_metrics.pop(stage)
-            values |= {f"value/{name}": value for name, value in of_critic.compute().items()}
-        # as loggers get them
-        self.last_evaluation = {f"{stage}/{k}": torch.tensor(v).item() for k, v in values.items()}
-        # the metric has gathered all ranks already; the mean of equal values is what it was
-        self.log_dict(self.last_evaluation, sync_dist=self.reduce is not None)
-        if values.get("accuracy") == 0 and not self.warned_of_zero:
-            self.warned_of_zero = True
-            rank_zero_warn(why_nothing_is_right(stage, values), category=ConfigWarning)
-
     def validation_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
         """Counts the verdicts of held-out problems."""
-        self._evaluate(rollout, "val")
+        self.evaluator.update(rollout, "val")
 
     def on_validation_epoch_end(self) -> None:
         """Logs avg@k, pass@k, maj@k and the rest over all held-out problems."""
-        self._finish_evaluation("val")
+        self._log_evaluation("val")
 
     def test_step(self, rollout: RolloutBatch, batch_idx: int) -> None:
         """As `validation_step`, under the prefix `test/`."""
-        self._evaluate(rollout, "test")
+        self.evaluator.update(rollout, "test")
 
     def on_test_epoch_end(self) -> None:
         """As `on_validation_epoch_end`, under the prefix `test/`."""
-        self._finish_evaluation("test")
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, stage: str) -> None:
+        self.last_evaluation = self.evaluator.finish(stage)
+        # the metrics have gathered all ranks already; the mean of equal values is what it was
+        self.log_dict(self.last_evaluation, sync_dist=self.reduce is not None)
 
     def predict_step(self, rollout: RolloutBatch, batch_idx: int) -> Prediction:
         """The rollout with the log-probability of each response; the prediction writer saves it.
 
         At temperature 1, whatever the sampling: greedy responses have one too.
         """
-        logprobs = rollout.rewards.new_zeros(len(rollout))
-        for rows in self._micro_batches(rollout):
-            outputs = policy_outputs(self.actor, rollout[rows], 1.0, "none", self.logprob_chunk)
-            logprobs[rows] = outputs.logprobs.sum(dim=1)
-        return Prediction(rollout, logprobs)
+        return Prediction(rollout, self.evaluator.response_logprobs(rollout))
 
     # --- checkpoints --------------------------------------------------------------------------
 

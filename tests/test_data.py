@@ -12,10 +12,11 @@ from lightning.pytorch import Callback, Trainer
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Prompt, Response
-from lit_reason.data import RolloutDataModule, RolloutLoader
+from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import DropUniform
 from lit_reason.learner import Update
+from lit_reason.loaders import RolloutLoader
 from lit_reason.metrics import GroupMetrics
 from lit_reason.module import ReasonModule
 from lit_reason.objectives import ClippedSurrogate, KLToReference, PositiveExampleLM, ValueLoss
@@ -467,7 +468,7 @@ def test_sampling_seeds_differ_by_rank_and_position_and_repeat(sampler):
             data.shard = lambda rank=rank: (rank, 4)
             for version in range(20):
                 for turn in range(5):
-                    found[rank, version, turn] = data._sampling_seed(version, turn)
+                    found[rank, version, turn] = data.sampling_seed(version, turn)
         return found
 
     first = seeds()
@@ -496,10 +497,10 @@ def test_two_ranks_sample_different_responses_to_one_prompt(sampler):
 def test_evaluation_draws_alike_every_time_and_not_like_training(sampler):
     data = real_data(val_samples=3, val_groups_per_batch=4, val_task=PlanCount("held_out", n_max=3))
     attach(data, sampler)
-    first = [data.evaluation(b) for b in range(data.evaluation_batches())]
+    first = list(data.val_dataloader())
     torch.manual_seed(5)
     data.rollout()
-    again = [data.evaluation(b) for b in range(data.evaluation_batches())]
+    again = list(data.val_dataloader())
     assert len(first) > 1
     for a, b in zip(first, again, strict=True):
         assert torch.equal(a.response_ids, b.response_ids)
@@ -514,7 +515,7 @@ def evaluate(data, world, k):
     for rank in range(world):
         data.shard = lambda rank=rank: (rank, world)
         metric = GroupMetrics(k)
-        batches = [data.evaluation(b) for b in range(data.evaluation_batches())]
+        batches = list(data.val_dataloader())
         sizes.append([len(batch) for batch in batches])
         for batch in batches:
             metric.update(Samples.of(batch, k))

@@ -219,7 +219,7 @@ def test_a_rollout_without_any_score_trains_nothing_and_is_counted(policy):
 
 def test_evaluation_takes_the_mean_of_what_is_scored(policy):
     data = data_of([MIXED, RIGHT], rewards={"mine": OnlyWrong()}, val_samples=4)
-    batch = attach(data, module_of(policy)).evaluation(0)
+    batch = attach(data, module_of(policy)).val_dataloader().batch(0)
     assert batch.scored.tolist() == [False, True, False, True] + [False] * 4
 
 

@@ -8,6 +8,7 @@ import torch
 from lit_reason import objectives
 from lit_reason.advantages import GroupRelative
 from lit_reason.aggregation import SequenceMean
+from lit_reason.annotation import token_rewards
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.learner import Learner, Update, _buckets
@@ -392,7 +393,7 @@ def test_b12_the_outcome_reward_stands_on_the_last_sampled_token(backbone):
     responses = [Response(row, "", truncated=row[-1] != eos) for row in ids]
     group = Group(Prompt(0, "", ""), [3], responses, [Verdict.of(True)] * 3, [1.0] * 3)
     rollout = RolloutBatch.from_groups([group], pad_id=eos)
-    rewards = build(backbone)._token_rewards(rollout, {})
+    rewards = token_rewards(rollout, {}, kl_in_reward=0.0)
     assert rewards.nonzero().tolist() == [[0, 2], [1, 4], [2, 0]]
     assert rewards.sum(1).tolist() == [1.0, 1.0, 1.0]
     assert rollout.lengths.tolist() == [3, 5, 1]

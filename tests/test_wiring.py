@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.aggregation import ConstantLength, PromptMean, SequenceMean, TokenMean
+from lit_reason.annotation import token_rewards
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError
 from lit_reason.filters import DropUniform
@@ -341,10 +342,10 @@ def test_the_kl_penalty_and_token_rewards_enter_the_reward(backbone):
         "old_logprobs": torch.tensor([[0.5, -0.25, 1.0]]),
         "ref_logprobs": torch.zeros(1, 3),
     }
-    rewards = module._token_rewards(rollout, columns)
+    rewards = token_rewards(rollout, columns, module.kl_in_reward)
     torch.testing.assert_close(rewards, torch.tensor([[-0.01, 0.005, 0.98]]), **near)
     rollout.token_rewards[0, 1] = 2.0
-    rewards = module._token_rewards(rollout, columns)
+    rewards = token_rewards(rollout, columns, module.kl_in_reward)
     torch.testing.assert_close(rewards, torch.tensor([[-0.01, 2.005, 0.98]]), **near)
 
 

@@ -1,0 +1,106 @@
+"""From a rollout to an experience: log-probs, values, token rewards, advantages and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_reason.advantages import check_advantages
+from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.errors import blaming
+from lit_reason.functional import gae, kl_penalised_rewards, outcome_to_tokens, unchecked_values
+from lit_reason.networks import Entropy, values_and_after
+
+if TYPE_CHECKING:
+    from lit_reason.module import ReasonModule
+
+
+@torch.no_grad()
+@unchecked_values()  # what is not finite skips the optimizer step, and the guard counts it
+def annotate(
+    module: ReasonModule, rollout: RolloutBatch, micro_batches: Sequence[Tensor]
+) -> tuple[Experience, dict[str, Tensor]]:
+    """Log-probs, values, advantages and returns of a rollout under the current weights.
+
+    Args:
+        module: Its networks score the rollout, its estimator makes the advantages.
+        rollout: B responses.
+        micro_batches: Row indices; those of the first epoch, so that the first importance ratio
+            is exactly 1.
+
+    Returns:
+        The experience, and the (B,) quantities that the estimator describes.
+    """
+    columns = _columns(module, rollout, micro_batches)
+    rewards = token_rewards(rollout, columns, module.kl_in_reward)
+    values, end = columns.get("values"), columns.pop("after", None)
+    estimator, mask = module.advantage, rollout.response_mask
+    after = () if end is None or not estimator.bootstraps else (end * rollout.truncated,)
+    with blaming("model.advantage", estimator):
+        estimated = estimator(rollout, rewards, values, *after)
+        check_advantages(estimator, estimated, rewards, values)
+    advantages, returns, extra = estimated
+    if module.phase == "value_warmup" and values is not None:
+        # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)
+        returns = gae(rewards, values, mask, estimator.gamma, 1.0, *after) + values
+    experience = Experience(
+        rollout=rollout,
+        advantages=advantages,
+        returns=returns,
+        rewards=rewards,
+        lam=extra.get("gae/lambda"),
+        after=after[0] if after else None,
+        phase=module.phase,
+        **columns,
+    )
+    return experience, extra
+
+
+def token_rewards(rollout: RolloutBatch, columns: dict[str, Tensor], kl_in_reward: float) -> Tensor:
+    """(B, T) rewards: the outcome at the last token, per-token terms, and the KL penalty.
+
+    Args:
+        rollout: B responses.
+        columns: `old_logprobs` and `ref_logprobs`, (B, T) each, where there is a penalty.
+        kl_in_reward: Its β; 0 is none.
+    """
+    mask = rollout.response_mask
+    rewards = outcome_to_tokens(rollout.rewards, mask) + rollout.token_rewards
+    if kl_in_reward:
+        logprobs, ref = columns["old_logprobs"], columns["ref_logprobs"]
+        rewards = kl_penalised_rewards(rewards, logprobs, ref, mask, kl_in_reward)
+    return rewards
+
+
+def _columns(
+    module: ReasonModule, rollout: RolloutBatch, micro_batches: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """What the networks say of all rows, (B, ...) each."""
+    columns: dict[str, Tensor] = {}
+    only = rollout.critic_only.nonzero().squeeze(1)
+    for rows in [*micro_batches, *only.split(module.update.micro_batch_size)]:
+        if not len(rows):
+            continue
+        rows = rows.to(rollout.rewards.device)
+        for name, value in _scored(module, rollout[rows]).items():
+            shape = (len(rollout), *value.shape[1:])
+            columns.setdefault(name, value.new_zeros(shape))[rows] = value
+    return columns
+
+
+def _scored(module: ReasonModule, micro: RolloutBatch) -> dict[str, Tensor]:
+    """What the networks say of some rows, as far as somebody asks for it."""
+    scored: dict[str, Tensor | None] = {}
+    of_policy = module.phase == "joint" and not bool(micro.critic_only.all())
+    if of_policy or module.kl_in_reward or module.monitor_entropy:
+        mode: Entropy = "detached" if module.monitor_entropy else "none"
+        outputs = module.score(module.actor, micro, mode)
+        scored |= {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
+        if module.reference is not None:
+            scored["ref_logprobs"] = module.score(module.reference, micro).logprobs
+    if module.critic is not None:
+        scored["values"], scored["after"] = values_and_after(module.critic, micro)
+    return {name: value for name, value in scored.items() if value is not None}

@@ -1,0 +1,89 @@
+"""Scores of held-out problems: verdicts of the policy, values of the critic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigWarning
+from lit_reason.functional import gae, outcome_to_tokens
+from lit_reason.metrics import GroupMetrics
+from lit_reason.networks import policy_outputs, state_values
+from lit_reason.scores import Samples, why_nothing_is_right
+from lit_reason.value_metrics import ValueMetrics
+
+if TYPE_CHECKING:
+    from lit_reason.module import ReasonModule
+
+
+class Evaluator:
+    """Counts over the batches of one evaluation, on all ranks.
+
+    Args:
+        module: Whose policy and critic are evaluated.
+    """
+
+    def __init__(self, module: ReasonModule) -> None:
+        self.module = module
+        self.metrics: dict[str, GroupMetrics] = {}  # by stage
+        self.value_metrics: dict[str, ValueMetrics] = {}
+        self.warned_of_zero = False
+
+    def update(self, rollout: RolloutBatch, stage: str) -> None:
+        """Counts the verdicts, and compares the critic's values with what followed.
+
+        Args:
+            rollout: Judged responses to held-out problems.
+            stage: "val" or "test".
+        """
+        data: Any = self.module.trainer.datamodule  # type: ignore[attr-defined]
+        device = self.module.device
+        if stage not in self.metrics:
+            metric = GroupMetrics(data.val_samples, data.val_pass_k, data.val_sources)
+            self.metrics[stage] = metric.to(device)
+        self.metrics[stage].update(Samples.of(rollout, data.val_samples, data.val_sources))
+        if self.module.critic is not None:
+            if stage not in self.value_metrics:
+                self.value_metrics[stage] = ValueMetrics().to(device)
+            self.value_metrics[stage].update(*self._values_and_returns(rollout))
+
+    def finish(self, stage: str) -> dict[str, float]:
+        """All metrics of the stage over all ranks, under the keys that loggers get."""
+        # the next evaluation may be of other data
+        values = self.metrics.pop(stage).compute()
+        if stage in self.value_metrics:
+            of_critic = self.value_metrics.pop(stage).compute()
+            values |= {f"value/{name}": value for name, value in of_critic.items()}
+        if values.get("accuracy") == 0 and not self.warned_of_zero:
+            self.warned_of_zero = True
+            rank_zero_warn(why_nothing_is_right(stage, values), category=ConfigWarning)
+        # as loggers get them
+        return {f"{stage}/{k}": torch.tensor(v).item() for k, v in values.items()}
+
+    def response_logprobs(self, rollout: RolloutBatch) -> Tensor:
+        """(B,) log-probability of each response at temperature 1, in nats."""
+        logprobs = rollout.rewards.new_zeros(len(rollout))
+        chunk = self.module.logprob_chunk
+        for rows in self._micro_batches(rollout):
+            outputs = policy_outputs(self.module.actor, rollout[rows], 1.0, "none", chunk)
+            logprobs[rows] = outputs.logprobs.sum(dim=1)
+        return logprobs
+
+    def _values_and_returns(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, Monte-Carlo returns and where they count, (B, T) each, without what fills up."""
+        rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
+        mask, values = rollout.response_mask, torch.zeros_like(rollout.token_rewards)
+        for rows in self._micro_batches(rollout):
+            values[rows] = state_values(self.module.critic, rollout[rows])
+        rewards = outcome_to_tokens(rollout.rewards, mask)
+        gamma = self.module.advantage.gamma
+        returns = gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
+        return values, returns, mask & rollout.scored[:, None]
+
+    def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
+        rows = torch.arange(len(rollout), device=rollout.rewards.device)
+        return [part for part in rows.split(self.module.update.micro_batch_size) if len(part)]
