@@ -90,7 +90,7 @@ FLAGS = [
         "--model.value=null",
         r"model\.value=null: model\.advantage=GAE needs a critic; set .*ValueLo",
     ),
-    ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be at least 0"),
+    ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be finite and at least 0"),
     ("--model.terms.positive_lm.coef=-1", r"model\.terms\.positive_lm\.coef=-1\.0: must be above"),
     # the Trainer
     ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -121,8 +121,13 @@ def squarable(x: Tensor) -> float:
     return min(torch.finfo(wide(x)).max ** 0.5 / 2**17, torch.finfo(result).max / 2)
 
 
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_shape(shape: torch.Size, **tensors: Tensor) -> None:
-    """Raise `ValueError` unless every named tensor has `shape`."""
+    """Raise `ValueError` unless every named tensor has `shape` and is real."""
+    check_real(**tensors)
     for name, tensor in tensors.items():
         if tensor.shape != shape:
             raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
@@ -140,7 +145,8 @@ def check_mask(shape: torch.Size, **masks: Tensor) -> None:
 
 
 def check_dim(ndim: int, **tensors: Tensor) -> None:
-    """Raise `ValueError` unless every named tensor has `ndim` dimensions."""
+    """Raise `ValueError` unless every named tensor has `ndim` dimensions and is real."""
+    check_real(**tensors)
     for name, tensor in tensors.items():
         if tensor.ndim != ndim:
             raise ValueError(
@@ -176,6 +182,16 @@ def check_floats(**tensors: Tensor) -> None:
             )
 
 
+def check_real(**tensors: Tensor) -> None:
+    """Raise `ValueError` if a named tensor holds complex numbers."""
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise ValueError(
+                f"`{name}` must hold real numbers, got {tensor.dtype} "
+                f"of shape {tuple(tensor.shape)}"
+            )
+
+
 def check_numbers(**tensors: Tensor) -> None:
     """Raise `ValueError` if a named tensor holds truth values or complex numbers."""
     for name, tensor in tensors.items():
@@ -193,22 +209,22 @@ def check_group_ids(size: int, group_ids: Tensor) -> None:
         raise ValueError(f"`group_ids` of shape {tuple(group_ids.shape)} holds no group")
 
 
-def check_number(low: float = 0.0, high: float = math.inf, **settings: float) -> None:
+def check_number(low: float = 0.0, high: float = math.inf, **settings: Any) -> None:
     """Raise `ValueError` unless `low <= value <= high` for every named setting; nan never is."""
     for name, value in settings.items():
-        if not low <= value <= high:
+        if not (_is_real(value) and low <= value <= high):
             raise ValueError(f"`{name}`={value} must lie in [{low}, {high}]")
 
 
 def check_whole(low: int, **settings: Any) -> None:
     """Raise `ValueError` unless every named setting is an integer, and `low` or more."""
     for name, value in settings.items():
-        if not (isinstance(value, Integral) and int(value) >= low):
+        if not (_is_real(value) and isinstance(value, Integral) and int(value) >= low):
             raise ValueError(f"`{name}`={value} must be a whole number of at least {low}")
 
 
-def check_positive(**settings: float) -> None:
+def check_positive(**settings: Any) -> None:
     """Raise `ValueError` unless every named setting is a finite number above 0."""
     for name, value in settings.items():
-        if not 0 < value < math.inf:
+        if not (_is_real(value) and 0 < value < math.inf):
             raise ValueError(f"`{name}`={value} must be positive and finite")

@@ -113,6 +113,7 @@ def gae(
     rows, device = rewards.shape[:1], rewards.device
     after = torch.zeros(rows, dtype=dtype, device=device) if bootstrap is None else bootstrap
     check_shape(rows, bootstrap=after)
+    dtype = torch.promote_types(dtype, after.dtype)
     faults = [non_finite(mask, rewards=rewards, values=values), non_finite(bootstrap=after)]
     if isinstance(lam, Tensor):
         check_shape(rows if lam.ndim else lam.shape, lam=lam)

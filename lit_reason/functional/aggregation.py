@@ -60,7 +60,7 @@ def token_weights(mask: Tensor) -> WeightsAndCount:
         (tensor([[1., 0.],
                 [1., 1.]]), tensor(3.))
     """
-    return (mask.float(), _row_lengths(mask).sum())
+    return (mask.float(), _row_lengths(mask).long().sum().float())
 
 
 def sequence_weights(mask: Tensor) -> WeightsAndCount:
@@ -180,7 +180,7 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
         >>> aggregate(loss[:1], weights[:1], count) + aggregate(loss[1:], weights[1:], count)
         tensor(2.)
     """
-    check_shape(loss.shape, weights=weights)
+    check_shape(loss.shape, loss=loss, weights=weights)
     count = torch.as_tensor(count, device=loss.device)
     check_shape(torch.Size(), count=count)
     finite = non_finite(weights=weights, count=count)
@@ -212,6 +212,7 @@ def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
         >>> token_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
         tensor(0.3333)
     """
+    check_shape(loss.shape, loss=loss)
     check_mask(loss.shape, mask=mask)
     return aggregate(loss, *token_weights(mask))
 
@@ -237,6 +238,7 @@ def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
         >>> sequence_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask)
         tensor(0.5000)
     """
+    check_shape(loss.shape, loss=loss)
     check_mask(loss.shape, mask=mask)
     return aggregate(loss, *sequence_weights(mask))
 
@@ -265,6 +267,7 @@ def prompt_mean(loss: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
         >>> prompt_mean(loss, mask, torch.tensor([0, 0, 1]))
         tensor(0.5000)
     """
+    check_shape(loss.shape, loss=loss)
     check_mask(loss.shape, mask=mask)
     return aggregate(loss, *prompt_weights(mask, group_ids))
 
@@ -291,5 +294,6 @@ def constant_mean(loss: Tensor, mask: Tensor, length: float) -> Tensor:
         >>> constant_mean(torch.tensor([[1.0, 1.0, 0, 0], [0, 0, 0, 0]]), mask, length=10)
         tensor(0.1000)
     """
+    check_shape(loss.shape, loss=loss)
     check_mask(loss.shape, mask=mask)
     return aggregate(loss, *constant_weights(mask, length))

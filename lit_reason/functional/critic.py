@@ -99,7 +99,7 @@ def reward_share(
         tensor(0.7500)
     """
     parts = {"from_rewards": from_rewards.detach(), "from_values": from_values.detach()}
-    check_shape(from_rewards.shape, from_values=from_values)
+    check_shape(from_rewards.shape, from_rewards=from_rewards, from_values=from_values)
     sums, bad = [], []
     for part in parts.values():
         kept, acc = zero_outside(part, mask), wide(part)

@@ -185,7 +185,7 @@ def bootstrap_interval(
         raise ValueError(f"`level`={level} must be in (0, 1)")
     check_values([Fault("values", values.shape, "infinite value(s)", values.isinf())])
     rows, columns = values.shape
-    if rows == 0:
+    if rows == 0 or columns == 0:
         empty = torch.full((columns,), torch.nan, dtype=torch.float64)
         return empty, empty
     values = values.detach().cpu().double()

@@ -187,7 +187,7 @@ def value_loss(
         if old_values is None:
             raise ValueError(f"`clip`={clip} needs `old_values`")
     old = {} if old_values is None else {"old_values": old_values}
-    check_shape(values.shape, returns=returns, **old)
+    check_shape(values.shape, values=values, returns=returns, **old)
     check_values(non_finite(values=values, returns=returns, **({} if clip is None else old)))
     values, returns = upcast(values), upcast(returns.detach())
     error = (values - returns).square()

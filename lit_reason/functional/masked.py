@@ -16,6 +16,7 @@ from lit_reason.functional._checks import (
     Fault,
     check_mask,
     check_number,
+    check_real,
     check_shape,
     check_values,
     check_whole,
@@ -49,6 +50,7 @@ def zero_outside(x: Tensor, mask: Tensor) -> Tensor:
         >>> zero_outside(x, torch.tensor([True, False]))
         tensor([1., 0.])
     """
+    check_real(x=x)
     check_mask(x.shape, mask=mask)
     x = upcast(x)
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -181,8 +183,9 @@ def masked_whiten(
     check_number(eps=eps)
     count, mean, squares = _moments(x, mask, reduce, "x")
     variance = squares / (count - ddof).clamp(min=1)
-    scale = torch.rsqrt(variance + eps)
-    scale = scale.masked_fill(_is_constant(variance, mean, x.dtype), 0.0)
+    constant = _is_constant(variance, mean, x.dtype)
+    # 1 in place of a variance of 0, whose root has no gradient
+    scale = torch.rsqrt(variance.masked_fill(constant, 1.0) + eps).masked_fill(constant, 0.0)
     kept = zero_outside(x, mask).to(mean.dtype)
     scaled = (kept - mean if shift_mean else kept) * scale
     return zero_outside(scaled, mask).to(upcast(x).dtype)
@@ -222,7 +225,7 @@ def explained_variance(
         >>> explained_variance(returns, torch.ones(4), mask)
         tensor(0.)
     """
-    check_shape(returns.shape, values=values)
+    check_shape(returns.shape, returns=returns, values=values)
     returns, values = upcast(returns.detach()), upcast(values.detach())
     # The count enters both variances alike, so their ratio is that of the sums of squares.
     count, mean, total = _moments(returns, mask, reduce, "returns")

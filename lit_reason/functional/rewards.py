@@ -36,7 +36,7 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
         cache: L_cache, the width of the ramp, in tokens.
 
     Shapes:
-        lengths ``(*)``; returns ``(*)`` float32 in [-1, 0].
+        lengths ``(*)``; returns ``(*)`` in [-1, 0], float32 (float64 for float64 input).
 
     Raises:
         ValueError: If `cache` is not positive or exceeds `max_length`, that is not finite, or a
@@ -46,8 +46,8 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
         >>> soft_overlong(torch.tensor([6, 7, 10, 11]), max_length=10, cache=4)
         tensor([ 0.0000, -0.2500, -1.0000, -1.0000])
     """
-    check_positive(max_length=max_length)
-    if not 0 < cache <= max_length:
+    check_positive(max_length=max_length, cache=cache)
+    if cache > max_length:
         raise ValueError(f"`cache`={cache} must lie in (0, max_length={max_length}]")
     check_numbers(lengths=lengths)
     check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
@@ -69,7 +69,8 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
         correct: The verdicts.
 
     Shapes:
-        lengths ``(G,)``, correct ``(G,)`` bool; returns ``(G,)`` float32 in [-0.5, 0.5].
+        lengths ``(G,)``, correct ``(G,)`` bool; returns ``(G,)`` in [-0.5, 0.5], float32
+        (float64 for float64 input).
 
     Raises:
         ValueError: If shapes differ, the group is empty, `correct` is not boolean, or a length is

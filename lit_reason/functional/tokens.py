@@ -166,7 +166,8 @@ def response_mask(
 
 def _end_ids(eos_ids: Sequence[int]) -> list[int]:
     try:
-        return [index(i) for i in eos_ids]
+        # no id is beyond 64 bits
+        return [index(i) for i in eos_ids if abs(index(i)) < 2**63]
     except TypeError as error:
         raise ValueError(f"`eos_ids`={eos_ids!r} must be a sequence of integers") from error
 

@@ -39,7 +39,8 @@ def test_gae_equals_the_definition(mask, generator, gamma, lam, per_row, bootstr
     want = oracles.gae(rewards, values, mask, gamma, lam, after)
     got = gae(poison(rewards, mask), poison(values, mask), mask, gamma, lam, after)
     close(got, want)
-    in32 = gae(rewards.float(), values.float(), mask, gamma, lam, after)
+    narrow = after.float() if bootstrapped else None
+    in32 = gae(rewards.float(), values.float(), mask, gamma, lam, narrow)
     assert in32.dtype == torch.float32
     close(in32.double(), want, 1e-4)
 
@@ -292,3 +293,10 @@ def test_log_probs_in_half_precision_are_subtracted_in_float32():
     mask = torch.ones(1, 1, dtype=torch.bool)
     got = kl_penalised_rewards(torch.zeros(1, 1), new, ref, mask, coef=1.0)
     assert got.item() == 10.03125
+
+
+def test_a_bootstrap_value_in_float64_is_kept_in_float64():
+    x, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    found = gae(x, x, mask, 0.9, 1.0, torch.tensor([1 / 3], dtype=torch.float64))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, torch.tensor([[0.27, 0.3]], dtype=torch.float64))

@@ -16,10 +16,10 @@ X, R, L = torch.full((2, 3), -0.5), torch.tensor([1.0, 0.0]), torch.tensor([3, 2
 M, G = torch.ones(2, 3, dtype=torch.bool), torch.tensor([7, 7])
 IDS, V, LOGITS = torch.tensor([[0, 1, 2], [3, 0, 1]]), torch.eye(4), torch.zeros(2, 3, 4)
 
-FRACTION = [NAN, -0.1, 1.1]
-NEGATIVE = [NAN, -0.1]
+FRACTION = [NAN, -0.1, 1.1, "0.5", True]
+NEGATIVE = [NAN, -0.1, "0.5", True]
 POSITIVE = [*NEGATIVE, 0.0, INF]
-COUNT = [NAN, -1, 1.5]
+COUNT = [NAN, -1, 1.5, "2", True]
 FREE = ()  # a flag, a seed, anything hashable
 
 SURROGATE = (
@@ -142,14 +142,14 @@ CALLS = {
 }  # fmt: skip
 
 DTYPES = {
-    "any": [],
-    "numbers": [],
-    "floats": [torch.long, torch.bool],
-    "scores": [torch.long, torch.bool],
-    "mask": [torch.float32, torch.long, torch.uint8],
-    "integers": [torch.float32, torch.bool],
-    "ids": [torch.float32, torch.bool, torch.uint8, torch.int32],
-    "lengths": [torch.bool],
+    "any": [torch.complex64],
+    "numbers": [torch.complex64],
+    "floats": [torch.long, torch.bool, torch.complex64],
+    "scores": [torch.long, torch.bool, torch.complex64],
+    "mask": [torch.float32, torch.long, torch.uint8, torch.complex64],
+    "integers": [torch.float32, torch.bool, torch.complex64],
+    "ids": [torch.float32, torch.bool, torch.uint8, torch.int32, torch.complex64],
+    "lengths": [torch.bool, torch.complex64],
 }
 VALUES = {
     "numbers": [NAN, INF, -INF],
@@ -284,6 +284,12 @@ def test_old_values_have_to_fit_even_where_nothing_is_clipped():
 def test_end_ids_beyond_a_narrow_type_are_not_wrapped():
     """258 is 2 in eight bits; the id 2 must not end the response."""
     mask, truncated = F.response_mask(torch.tensor([[1, 2, 3]], dtype=torch.uint8), [258])
+    assert mask.all()
+    assert truncated.all()
+
+
+def test_end_ids_that_no_tensor_holds_end_nothing():
+    mask, truncated = F.response_mask(torch.tensor([[1, 2, 3]]), [2**63, 2**70])
     assert mask.all()
     assert truncated.all()
 

@@ -200,3 +200,8 @@ def test_many_rows_are_drawn_in_blocks_that_change_nothing(monkeypatch):
 def test_impossible_intervals_are_errors(settings):
     with pytest.raises(ValueError, match="must be"):
         bootstrap_interval(torch.ones(3, 1), **settings)
+
+
+def test_no_columns_have_no_interval():
+    low, high = bootstrap_interval(torch.zeros(3, 0))
+    assert low.shape == high.shape == (0,)

@@ -188,3 +188,9 @@ def test_a_small_spread_is_explained_and_a_rounding_error_is_not():
     assert explained_variance(spread, spread, mask) == 1
     rounding = torch.where(side > 0, 1.0, 1.0 + torch.finfo(torch.float32).eps)
     assert explained_variance(rounding, rounding, mask) == 0
+
+
+def test_whitening_what_is_constant_has_no_gradient_rather_than_nan():
+    x = torch.full((3,), 2.0, requires_grad=True)
+    masked_whiten(x, torch.ones(3, dtype=torch.bool), eps=0.0).sum().backward()
+    assert x.grad.tolist() == [0.0, 0.0, 0.0]
