@@ -28,7 +28,7 @@ from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
-from lit_reason.errors import ConfigError, users_mistake
+from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import full_key, read_configs, settings
 from lit_reason.lists import as_list
@@ -197,6 +197,14 @@ class ReasonCLI(LightningCLI):
         if trainer.enable_validation and summary.validated != self.model.policy_version:
             trainer.validate(self.model, self.datamodule, verbose=False)
         summary.show(trainer)
+        model: Any = self.model
+        if model.phase == "joint" and "actor" not in model.stepped:
+            warnings.warn(
+                f"none of the {model.policy_version} rollouts trained the policy: see "
+                "update/skipped_actor, groups/kept and update/nonfinite_actor in metrics.csv",
+                ConfigWarning,
+                stacklevel=1,
+            )
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]

@@ -29,6 +29,9 @@ _CLASS = re.compile(r"dot import path string: ([^\s;]+)|Expected a path but (\S+
 _TYPE = re.compile(r"Expected an? <class '([\w.]+)'>")
 _LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*)")
+_NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'|Unable to load config [\"']")
+_AMBIGUOUS = re.compile(r"Multiple subclasses with name .*?ambiguity: ([\w., ]+)\.")
+_NO_CLASS = re.compile(r"Not a valid subclass|argument of type '\w+' is not iterable")
 _CLASS_PATH = re.compile(r"Given value: Namespace\(class_path='([\w.]+)'")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _EXAMPLES = {"optimizer": "torch.optim.AdamW", "scheduler": "torch.optim.lr_scheduler.LinearLR"}
@@ -117,22 +120,66 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     where = f"{key}={value}" if value else key
     if "is abstract" in text:
         return _abstract(key, value or class_name or "", given, types)
-    named = _TYPE.findall(text)
-    expected = [t for t in dict.fromkeys(named) if t != "NoneType"]
-    literal = _LITERAL.search(text)
-    if literal:
-        return f"{where}: choose one of {literal.group(1).replace(chr(39), '')}"
     hint = _type_of(key, given, types)
-    if class_name == "null":
-        return f"{key}=null: cannot be left out; {_class_hint(key, hint)}"
+    reason = (
+        _wrong_choice(text)
+        or _left_out(key, class_name, hint)
+        or _wrong_form(key, value, text, types)
+        or _wrong_class(key, value, class_name, text, _type_of(key, given, types))
+        or _wrong_type(text)
+    )
+    if reason:
+        shown = f"{key}={class_name}" if class_name and not value else where
+        return reason if reason.startswith(key) else f"{shown}: {reason}"
+    return re.sub(r"^(?:Parser )?[Kk]ey \"[\w.]+\":;? ?", f"{where}: ", text)
+
+
+def _wrong_choice(text: str) -> str | None:
+    """Another word than those that may stand there, or one that stands for several classes."""
+    if ambiguous := _AMBIGUOUS.search(text):
+        return f"several classes have this name; choose one of {ambiguous.group(1)}"
+    if literal := _LITERAL.search(text):
+        return f"choose one of {literal.group(1).replace(chr(39), '')}"
+    return None
+
+
+def _left_out(key: str, class_name: str | None, hint: Any) -> str | None:
+    if class_name != "null":
+        return None
+    return f"{key}=null: cannot be left out; {_class_hint(key, hint)}"
+
+
+def _wrong_form(key: str, value: str, text: str, types: dict[str, Any]) -> str | None:
+    """A value where settings of their own belong, or the other way round."""
+    if _is_family(types.get(key)):
+        return f"holds parts under names of their own; write {key}.NAME={value or 'CLASS'}"
+    if not _NO_MAPPING.search(text):
+        return None
+    if "Problem with given class_path" in text:
+        return f"{key}.init_args={value}: expected a mapping of arguments to values"
+    inner = next((name for name in types if name.startswith(f"{key}.")), None)
+    return f"expected settings of their own, for example {inner}" if inner else None
+
+
+def _wrong_class(key: str, value: str, class_name: str | None, text: str, hint: Any) -> str | None:
+    """Something that names no class which fits."""
+    if _NO_CLASS.search(text):
+        return f"names no class; {_class_hint(key, hint)}"
     if class_name is None and value and _DOTTED.fullmatch(value) and _named_classes(hint):
         class_name = value
-    if class_name and (not expected or _named_classes(hint)):
+    if class_name and (not _expected(text) or _named_classes(hint)):
         return f"{key}={class_name}: {_class_fault(class_name, hint)}; {_class_hint(key, hint)}"
-    if expected:
-        null = ", or null" if "NoneType" in named else ""
-        return f"{where}: expected {' or '.join(expected)}{null}"
-    return re.sub(r"^(?:Parser )?[Kk]ey \"[\w.]+\":;? ?", f"{where}: ", text)
+    return None
+
+
+def _expected(text: str) -> list[str]:
+    return [t for t in dict.fromkeys(_TYPE.findall(text)) if t != "NoneType"]
+
+
+def _wrong_type(text: str) -> str | None:
+    expected = _expected(text)
+    null = ", or null" if "NoneType" in _TYPE.findall(text) else ""
+    return f"expected {' or '.join(expected)}{null}" if expected else None
 
 
 def _abstract(key: str, value: str, given: Settings, types: dict[str, Any]) -> str:
@@ -215,6 +262,12 @@ def nested_reason(message: str) -> str | None:
 
 def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -> str:
     where = f"{key}={value}" if value else key
+    if misspelt := re.search(r"(?:^|\.)((?:init_|class_)\w+)", key):
+        # beside class_path, as the parser knows it before it looks into the class
+        word = difflib.get_close_matches(misspelt[1], ("init_args", "class_path"), 1, 0.6)
+        owner = _owner(misspelt[1], given)
+        if word:
+            return f"{owner}: no such key; did you mean {word[0]}?"
     parent, _, last = key.rpartition(".")
     family, _, member = parent.rpartition(".")
     if _is_family(types.get(family)):
@@ -235,6 +288,13 @@ def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -
     else:
         hint = f"see --help for the keys beside {last!r}"
     return f"{where}: no such key; {hint}"
+
+
+def _owner(part: str, given: Settings) -> str:
+    """The full key up to `part`, as it was given."""
+    found = next((k for k, _ in given if part in k.split(".")), part)
+    names = found.split(".")
+    return ".".join(names[: names.index(part) + 1])
 
 
 def _is_family(hint: Any) -> bool:

@@ -108,7 +108,9 @@ def _leaves(prefix: str, value: Any) -> Settings:
         return [(prefix.rstrip("."), str(value))]
     if "class_path" in value:
         inner = value.get("init_args") or {}
-        return [(prefix.rstrip("."), str(value["class_path"])), *_leaves(prefix, inner)]
+        rest = {k: v for k, v in value.items() if k not in ("class_path", "init_args")}
+        named = (prefix.rstrip("."), str(value["class_path"]))
+        return [named, *_leaves(prefix, inner), *_leaves(prefix, rest)]
     return [leaf for key, part in value.items() for leaf in _leaves(f"{prefix}{key}.", part)]
 
 

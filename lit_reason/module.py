@@ -109,6 +109,7 @@ class ReasonModule(LightningModule):
         self.phase = "joint"  # "value_warmup" while only the critic learns (ValueWarmup callback)
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
         self.policy_version = 0  # rollouts trained on so far
+        self.stepped: set[str] = set()  # networks that took an optimizer step in this process
         self.guard = NonFiniteGuard(update.max_nonfinite)
         self.actor: Any = None
         self.critic: Any = None
@@ -148,12 +149,15 @@ class ReasonModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""
         configured = []
+        rated = {name for name, factory in self.scheduler_factories.items() if factory is not None}
         for name in self.trained:
             weights = [p for p in getattr(self, name).parameters() if p.requires_grad]
             shared = self.optimizer_factories[name] is self.optimizer_factories["actor"]
             key = "model.actor_optimizer" if shared else f"model.{name}_optimizer"
             with naming(key):
                 optimizer = self.optimizer_factories[name](weights)
+            if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
+                warn_of_no_effect("as the network never changes", {f"{key}.lr": 0})
             if isinstance(optimizer, LBFGS):
                 raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
@@ -292,11 +296,13 @@ class ReasonModule(LightningModule):
 
     def _step_schedules(self, updates: list[dict[str, Tensor]]) -> None:
         """Steps the schedules of the networks that took an optimizer step in this rollout."""
+        skipped = {n: f"update/skipped_{n}" for n in self.trained}
+        stepped = {n for n, key in skipped.items() if any(not s.get(key, True) for s in updates)}
+        self.stepped |= stepped
         scheduled = [n for n in self.trained if self.scheduler_factories[n] is not None]
         schedulers: list[Any] = as_list(self.lr_schedulers())
         for name, scheduler in zip(scheduled, schedulers, strict=True):
-            key = f"update/skipped_{name}"
-            if any(key in stats and not stats[key] for stats in updates):
+            if name in stepped:
                 scheduler.step()
 
     def _refresh_reference(self) -> None:

@@ -26,6 +26,8 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
     Raises:
         ConfigError: `fit` would write over an earlier run, or cannot write.
     """
+    if run_dir == "":
+        raise ConfigError("run_dir=: names no folder; give one, or leave it out for runs/000, ...")
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     new = first and subcommand == "fit"
     try:

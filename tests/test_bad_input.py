@@ -1,5 +1,6 @@
 """Bad input: a mistake is one line that names the key, its value and the fix."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -78,6 +79,10 @@ FLAGS = [
     ("--data.sampling.temperature=-1", r"data\.sampling\.temperature=-1\.0: must be at least 0"),
     ("--data.val_sampling.top_p=0", r"data\.val_sampling\.top_p=0\.0: must be above 0 and at most"),
     ("--data.rewards.correctness.weight=0", r"data\.rewards\.correctness\.weight=0: .*to null"),
+    ("--model.terms=EntropyBonus", r"model\.terms=EntropyBonus: .*model\.terms\.NAME=EntropyBonus"),
+    ("--callbacks=ValueWarmup", r"callbacks=ValueWarmup: .*write callbacks\.NAME=ValueWarmup"),
+    ("--model.advantage=[GAE]", r"model\.advantage=\[GAE\]: names no class; choose one of GAE, Gr"),
+    ("--data.sampling=3", r"data\.sampling=3: expected settings .* data\.sampling\.temperature"),
     ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be at least 0"),
     # runs that train on nothing
     ("--trainer.max_epochs=0", r"trainer\.max_epochs=0: nothing would be trained; .*`validate`"),
@@ -147,6 +152,16 @@ FILES = [
         "data: {group_filter: {class_path: Drop}}",
         r"data\.group_filter=Drop: no class .*DropUniform",
     ),
+    (
+        "model: {advantage: {class_path: GAE, init_arg: {alpha: 1}}}",
+        r"model\.advantage\.init_arg: no such key; did you mean init_args\?",
+    ),
+    (
+        "model: {advantage: {class_path: GAE, init_args: [1]}}",
+        r"model\.advantage\.init_args=\[1\]: expected a mapping",
+    ),
+    ("model: {advantage: {class_path: 3}}", r"model\.advantage=3: names no class; choose one of"),
+    ("model: {advantage: [GAE]}", r"model\.advantage=\['GAE'\]: names no class; choose one of"),
     ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
     ("model: {backbone: null}", r"model\.backbone: not set"),
     ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
@@ -164,6 +179,17 @@ def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, cap
     line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml", "--run_dir=run")
     assert re.search(message, line), line
     assert not list(Path().rglob("run/*"))
+
+
+def test_a_short_name_of_two_classes_is_one_line(capsys, monkeypatch, tmp_path):
+    for name in ("one", "two"):
+        text = "from lit_reason.tasks import PlanCount\nclass Twin(PlanCount): pass\n"
+        Path(f"twins_{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = [importlib.import_module(f"twins_{name}") for name in ("one", "two")]
+    line = fails(capsys, "fit", *VAPO, "--data.task=Twin")
+    assert re.search(r"data\.task=Twin: several classes .*one of twins_one\.Twin, twins_two", line)
+    assert kept
 
 
 def test_a_command_without_a_configuration_or_with_another_name(capsys):
@@ -185,6 +211,7 @@ NO_EFFECT = [
     ),
     ("vapo", "--data.groups_per_round=4", r"data\.groups_per_round=4: has no effect without data"),
     ("vapo", "--model.advantage.lam_policy=0.9", r"lam_policy=0\.9: has no effect, alpha=0\.05"),
+    ("grpo", "--model.actor_optimizer.lr=0", r"actor_optimizer\.lr=0: has no effect as the netw"),
     (
         "grpo",
         "--model.critic_optimizer=torch.optim.SGD --model.update.critic_epochs=2",
@@ -198,7 +225,12 @@ def test_what_a_part_that_is_off_would_read_is_warned_of(name, flags, message):
     """A warning and no error, so that one flag switches the part off."""
     warmup = ["--callbacks.value_warmup.rollouts=1"] if name == "vapo" else []
     with pytest.warns(ConfigWarning, match=message):
-        main(["validate", *tiny(name), *SMALL, *warmup, *flags.split()])
+        main(["fit", *tiny(name), *SMALL, *warmup, *flags.split(), "--trainer.fast_dev_run=true"])
+
+
+def test_a_run_that_never_trained_the_policy_says_so():
+    with pytest.warns(ConfigWarning, match=r"none of the 2 rollouts trained the policy: see upd"):
+        fit(*tiny("dapo"), *SMALL, "--data.sampling.max_new_tokens=8", "--data.max_rounds=2")
 
 
 def test_group_relative_advantages_of_single_responses_are_refused(capsys):
@@ -551,6 +583,13 @@ SLOTS = [
         "grpo",
         "--model.actor_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau",
         r"actor_scheduler=ReduceLROnPlateau: waits for a metric",
+    ),
+    ("grpo", "--run_dir=", r"run_dir=: names no folder; give one, or leave it out"),
+    (
+        "vapo",
+        "--callbacks={one: {class_path: ValueWarmup, init_args: {rollouts: 1}}, "
+        "two: ValuePretraining}",
+        r"callbacks: ValueWarmup and ValuePretraining would both set the phase",
     ),
     ("grpo", "--threads=0", r"threads=0: must be at least 1, or null"),
     ("grpo", "--ckpt_path=last", r"ckpt_path=last: run_dir=\S+ holds no checkpoint"),

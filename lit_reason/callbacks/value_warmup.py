@@ -48,8 +48,14 @@ class ValueWarmup(Callback):
         self.reset_optimizer, self.save, self.tokens = reset_optimizer, save, tokens
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuses to warm up a critic that does not exist."""
+        """Refuses to warm up a critic that does not exist, and two callbacks that set the phase."""
         module: Any = pl_module
+        every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        setting = [type(c).__name__ for c in every if isinstance(c, ValueWarmup)]
+        if len(setting) > 1:
+            raise ConfigError(
+                f"callbacks: {' and '.join(setting)} would both set the phase; keep one of them"
+            )
         if stage == "fit" and module.value is None:
             raise ConfigError(
                 "callbacks.value_warmup: this configuration has no critic to warm up; set "
