@@ -312,6 +312,8 @@ class ReasonModule(LightningModule):
 
     # --- logging ------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    @unchecked_values()  # of values that are not finite the result is not finite
     def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
