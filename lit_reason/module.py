@@ -22,10 +22,7 @@ from lit_reason.checks import check_parts, check_sizes
 from lit_reason.critics import check_notes
 from lit_reason.errors import ConfigError, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
-from lit_reason.functional import (
-    Reduce,
-    explained_variance,
-)
+from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
 from lit_reason.learner import Learner, Update
 from lit_reason.lists import as_list
