@@ -142,9 +142,7 @@ def _number(name: str, value: Any, weight: float) -> float:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data.rewards.{name}: returned {value!r}, expected a number") from error
     if not abs(number) < LARGEST:
-        raise ConfigError(
-            f"data.rewards.{name}: returned {number}; rewards must be finite"
-        )
+        raise ConfigError(f"data.rewards.{name}: returned {number}; rewards must be finite")
     return number
 
 

@@ -385,7 +385,10 @@ def test_chat_without_a_template_is_refused():
 
 def test_longer_prompts_are_left_out_and_counted_and_the_rest_keep_their_answers():
     """C14."""
-    task, tokenizer = ShortPrompts("1+2=", "1+2+3+4+5", "1" * 20, "3+4="), character_tokenizer(ALPHABET)
+    task, tokenizer = (
+        ShortPrompts("1+2=", "1+2+3+4+5", "1" * 20, "3+4="),
+        character_tokenizer(ALPHABET),
+    )
     with pytest.warns(ConfigWarning, match=r"max_prompt_length=8: 2 of 4 prompts of data\.task"):
         kept = encode_prompts(task, tokenizer, 8, 100, "task")
     assert [(p.answer, tokenizer.decode(ids)) for p, ids in kept] == [("0", "1+2="), ("3", "3+4=")]
