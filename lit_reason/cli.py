@@ -39,6 +39,7 @@ from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls
 from lit_reason.overrides import Changes, apply_changes, changes, check_changes
+from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
 from lit_reason.stopping import Stopped, StopSignals
@@ -226,9 +227,9 @@ class ReasonCLI(LightningCLI):
         summary.show(trainer)
 
     def _first(self) -> list[Callback]:
-        """What must know of an update before any other callback acts on it."""
+        """What must know of an update, or of an error, before any other callback acts on it."""
         reinforced = self.subcommand == "fit" and self.model_class is ReasonModule
-        return [StopSignals()] if reinforced else []
+        return [PeerWatch(), *([StopSignals()] if reinforced else [])]
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
@@ -296,7 +297,7 @@ def run(args: list[str]) -> LightningCLI:
             sys.stderr.write(f"{stopped.message()}\n")
         raise SystemExit(stopped.exit_status) from None
     except Exception as error:
-        reason = import_fault(error, settings(args)) or reason_of(error)
+        reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
         line = " ".join(full_key(reason, settings(args)).splitlines())
