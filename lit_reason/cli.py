@@ -50,6 +50,7 @@ from lit_reason.trainer_checks import (
     check_precision,
     check_sections,
     check_seed,
+    check_strategy,
     check_threads,
 )
 
@@ -184,6 +185,7 @@ class ReasonCLI(LightningCLI):
         check_precision(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
+            check_strategy(config.trainer)
         if self.subcommand == "fit":
             data = config.data
             check_length(
