@@ -195,7 +195,8 @@ class Pretrained(Backbone):
         if self.gguf_file is not None:
             kwargs["gguf_file"] = self.gguf_file
         try:
-            return loader.from_pretrained(self.path, **kwargs)
+            # or transformers would ask at the terminal whether to run a model's own code
+            return loader.from_pretrained(self.path, trust_remote_code=False, **kwargs)
         except (OSError, ValueError, ImportError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
@@ -26,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from lit_reason import __version__, aggregation, filters, objectives, rewards, tasks  # noqa: F401
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
+from lit_reason.checkpoints import Checkpoints, standard_checkpoints
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
@@ -36,8 +38,11 @@ from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls
+from lit_reason.overrides import Changes, apply_changes, changes, check_changes
+from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
+from lit_reason.stopping import Stopped, StopSignals
 from lit_reason.trainer_checks import (
     check_checkpoint,
     check_length,
@@ -45,6 +50,7 @@ from lit_reason.trainer_checks import (
     check_precision,
     check_sections,
     check_seed,
+    check_strategy,
     check_threads,
 )
 
@@ -78,18 +84,40 @@ class RecordConfig(SaveConfigCallback):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
+        self.changed: Changes = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The configuration, with which a run that continues compares its own."""
+        return {"config": self.text}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Finds what differs from the run that wrote the checkpoint."""
+        self.changed = changes(state_dict["config"], self.text)
+        check_changes(self.changed)
+
+    @property
+    def text(self) -> str:
+        """The configuration as YAML."""
+        return self.parser.dump(self.config, skip_none=False)
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the configuration of a run that starts."""
         self.save_config(trainer, pl_module, "fit")
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says what changed, and makes changed settings of optimizers and schedules apply."""
+        for key, (old, new) in self.changed.items():
+            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
+        if self.changed and isinstance(pl_module, ReasonModule):
+            apply_changes(pl_module, self.changed)
+
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.text
         claim(trainer.default_root_dir, text, resumed=bool(trainer.ckpt_path))
         for logger in trainer.loggers:
             if not isinstance(logger, CSVLogger):
@@ -157,6 +185,7 @@ class ReasonCLI(LightningCLI):
         check_precision(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
+            check_strategy(config.trainer)
         if self.subcommand == "fit":
             data = config.data
             check_length(
@@ -180,8 +209,9 @@ class ReasonCLI(LightningCLI):
         given = [*as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
-            "callbacks": [*given, *self._standard_callbacks(config, given)],
+            "callbacks": [*self._first(), *given, *self._standard_callbacks(config, given)],
             "logger": self._loggers(config.get("logger"), run_dir),
+            "plugins": self._plugins(as_list(config.get("plugins"))),
         }
         try:
             return super().instantiate_trainer(**kwargs)
@@ -206,6 +236,11 @@ class ReasonCLI(LightningCLI):
                 stacklevel=1,
             )
 
+    def _first(self) -> list[Callback]:
+        """What must know of an update, or of an error, before any other callback acts on it."""
+        reinforced = self.subcommand == "fit" and self.model_class is ReasonModule
+        return [PeerWatch(), *([StopSignals()] if reinforced else [])]
+
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
         if self.subcommand == "predict":
@@ -215,11 +250,12 @@ class ReasonCLI(LightningCLI):
             added.append(ReasonProgressBar())
         wants_checkpoint = config.get("enable_checkpointing") is not False
         if wants_checkpoint and not any(isinstance(c, ModelCheckpoint) for c in given):
-            name = "rollout_{rollout:05.0f}" if self.model_class is ReasonModule else "{epoch:05d}"
-            added.append(
-                ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)
-            )
+            added += standard_checkpoints(self.model_class is ReasonModule)
         return added
+
+    def _plugins(self, given: list[Any]) -> list[Any]:
+        own = any(isinstance(plugin, CheckpointIO) for plugin in given)
+        return given if own else [*given, Checkpoints()]
 
     def _loggers(self, given: Any, run_dir: str) -> Any:
         if given is False or self.subcommand != "fit":
@@ -266,8 +302,12 @@ def run(args: list[str]) -> LightningCLI:
     try:
         read_configs(args)
         return build(args)
+    except Stopped as stopped:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            sys.stderr.write(f"{stopped.message()}\n")
+        raise SystemExit(stopped.exit_status) from None
     except Exception as error:
-        reason = import_fault(error, settings(args)) or reason_of(error)
+        reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
         line = " ".join(full_key(reason, settings(args)).splitlines())

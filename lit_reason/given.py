@@ -23,7 +23,7 @@ def settings(args: Sequence[str]) -> Settings:
     for name, value in _flags(args):
         if name == "config":
             try:
-                found += _leaves("", read_config(value))
+                found += leaves("", read_config(value))
             except ConfigError:
                 continue
         else:
@@ -103,15 +103,16 @@ def _flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield {"c": "config"}.get(name, name), value
 
 
-def _leaves(prefix: str, value: Any) -> Settings:
+def leaves(prefix: str, value: Any) -> Settings:
+    """Every key below a prefix, with its value as text; a class stands under its own key."""
     if not isinstance(value, dict):
         return [(prefix.rstrip("."), str(value))]
     if "class_path" in value:
         inner = value.get("init_args") or {}
         rest = {k: v for k, v in value.items() if k not in ("class_path", "init_args")}
         named = (prefix.rstrip("."), str(value["class_path"]))
-        return [named, *_leaves(prefix, inner), *_leaves(prefix, rest)]
-    return [leaf for key, part in value.items() for leaf in _leaves(f"{prefix}{key}.", part)]
+        return [named, *leaves(prefix, inner), *leaves(prefix, rest)]
+    return [leaf for key, part in value.items() for leaf in leaves(f"{prefix}{key}.", part)]
 
 
 def locate(

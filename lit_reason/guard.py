@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import Experience
+from lit_reason.files import replacing
 
 
 class NonFiniteGuard:
@@ -50,10 +51,12 @@ class NonFiniteGuard:
         self.in_a_row[network] = in_a_row
         if self.limit is None or in_a_row < self.limit:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        minibatch = experience[rows.to(experience.advantages.device)]
+        chosen = rows.to(experience.advantages.device)
+        # slices for the update keep the texts of the whole rollout
+        minibatch = replace(experience[chosen], rollout=experience.rollout[chosen])
         saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
-        torch.save(saved, path)
+        with replacing(path) as partial:
+            torch.save(saved, partial)
         raise FloatingPointError(
             f"loss or gradient of the {network} not finite in {in_a_row} optimizer steps in a "
             f"row; the last mini-batch is in {path} (model.update.max_nonfinite={self.limit})"

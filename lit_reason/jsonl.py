@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_reason.files import replacing
+
 
 def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Appends one JSON object a line; makes the folder if there is none."""
@@ -25,5 +27,5 @@ def drop_from(path: Path, rollout: int) -> None:
     """Leaves the rows of earlier rollouts than `rollout`: a resumed run writes the others again."""
     if path.exists():
         kept = [row for row in read_rows(path) if row["rollout"] < rollout]
-        path.unlink()
-        append_rows(path, kept)
+        with replacing(path) as partial:
+            append_rows(partial, kept)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
-import warnings
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
+
+from lit_reason.files import replacing
 
 
 class MetricsFile(CSVLogger):
@@ -22,34 +24,52 @@ class MetricsFile(CSVLogger):
 
     def __init__(self, run_dir: str) -> None:
         super().__init__(run_dir, name="", version="", flush_logs_every_n_steps=1)
-        self._earlier = _read(Path(run_dir, "metrics.csv"))
 
     @property
     def experiment(self) -> Any:
-        """Lightning's writer, without its warning about the file that this class continues."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Experiment logs directory")
-            return super().experiment
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Adds a row."""
-        if self._earlier and step is not None:
-            kept = [row for row in self._earlier if int(row["step"]) < step]
-            self.experiment.metrics = [*kept, *self.experiment.metrics]
-            self._earlier = []
-        super().log_metrics(metrics, step)
+        """The writer, made when the first row comes."""
+        if self._experiment is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            self._experiment = _Writer(self.log_dir)
+        return super().experiment
 
     @rank_zero_only
     def save(self) -> None:
         """Writes the rows; hyper-parameters are in `config.yaml`, not in a second file."""
-        # Lightning's writer would add an empty hparams.yaml; its base class writes metrics only
-        super(type(self.experiment), self.experiment).save()
+        self.experiment.save()
+
+
+class _Writer(ExperimentWriter):
+    """Lightning's writer, which neither deletes the rows it continues nor loses them in a crash."""
+
+    def _check_log_dir_exists(self) -> None:
+        """Nothing: Lightning would delete the file, long before the first row is there."""
+
+    def save(self) -> None:
+        """Appends the rows, or writes the file anew when they bring keys it has no column for."""
+        if not self.metrics:
+            return
+        path = Path(self.metrics_file_path)
+        first = not self.metrics_keys
+        if not self._record_new_keys():
+            with path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
+        else:
+            earlier = _read(path)
+            if first:
+                resumed_at = min(int(row["step"]) for row in self.metrics)
+                earlier = [row for row in earlier if int(row["step"]) < resumed_at]
+                self.metrics_keys = sorted({*self.metrics_keys, *(earlier[0] if earlier else ())})
+            with replacing(path) as partial, partial.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.metrics_keys)
+                writer.writeheader()
+                writer.writerows([*earlier, *self.metrics])
+        self.metrics = []
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        # the last row of a run that was killed may be cut off
-        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit()]
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]  # the last row of a killed run may be cut off
+    rows = csv.DictReader(whole.splitlines())
+    return [row for row in rows if (row.get("step") or "").isdigit()]

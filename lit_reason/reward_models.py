@@ -25,7 +25,7 @@ def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any
 
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, output_loading_info=True
+            path, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
         tokenizer = tokenizer_class(path).from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.errors import ConfigError
+from lit_reason.files import replacing
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 CONFIG = "config.yaml"
@@ -67,8 +68,12 @@ def claim(run_dir: str, config: str, resumed: bool) -> None:
         ConfigError: Another run has claimed the folder meanwhile.
     """
     Path(run_dir).mkdir(parents=True, exist_ok=True)
+    if resumed:
+        with replacing(Path(run_dir, CONFIG)) as partial:
+            partial.write_text(config, encoding="utf-8")
+        return
     try:
-        with Path(run_dir, CONFIG).open("w" if resumed else "x", encoding="utf-8") as file:
+        with Path(run_dir, CONFIG).open("x", encoding="utf-8") as file:
             file.write(config)
     except FileExistsError as error:
         raise _holds_a_run(run_dir) from error

@@ -10,6 +10,7 @@ from zipfile import is_zipfile
 from lit_reason.errors import ConfigError
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
+SHARDED = ("fsdp", "deepspeed", "modelparallel")
 SEEDS = 2**32
 
 
@@ -89,6 +90,21 @@ def check_manual_optimization(trainer: Any) -> None:
         raise ConfigError(
             f"trainer.max_steps={trainer.max_steps}: would count the steps of every optimizer; set "
             "trainer.max_epochs and data.rollouts_per_epoch"
+        )
+
+
+def check_strategy(trainer: Any) -> None:
+    """Refuses strategies that shard weights: generation needs all of them on every rank.
+
+    Raises:
+        ConfigError: With the strategy and one that works.
+    """
+    strategy = trainer.get("strategy")
+    name = str(getattr(strategy, "class_path", strategy)).rpartition(".")[2]
+    if any(word in name.lower() for word in SHARDED):
+        raise ConfigError(
+            f"trainer.strategy={name}: shards the weights, and ranks that stop generating at "
+            "different lengths would wait for each other; choose ddp"
         )
 
 

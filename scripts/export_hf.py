@@ -17,10 +17,12 @@ from typing import Any
 import torch
 import yaml
 
+from lit_reason.checkpoints import Checkpoints
 from lit_reason.critics import check_notes
 from lit_reason.errors import ConfigError
 from lit_reason.export import save_policy
 from lit_reason.lora import save_adapters
+from lit_reason.model_card import model_card
 from lit_reason.networks import base_weights
 
 PREFIX = "actor."
@@ -63,8 +65,9 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     config = config or checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the configuration of the run as --config")
-    weights, notes = actor_weights(checkpoint)
-    backbone = build_backbone(config)
+    weights, notes, rollouts = actor_weights(checkpoint)
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    backbone = build_backbone(settings)
     actor = backbone.actor()
     check_notes(str(checkpoint), notes, backbone.describe())
     try:
@@ -77,11 +80,11 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     if adapters:
         save_adapters(actor, backbone, out)
     else:
-        save_policy(actor, backbone.tokenizer, out)
+        save_policy(actor, backbone.tokenizer, out, model_card(settings, rollouts))
 
 
-def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The policy's part of a checkpoint, on the CPU, and what it says of its adapters."""
+def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], int]:
+    """The policy's part of a checkpoint, on the CPU, what it says of its adapters, its rollouts."""
     if checkpoint.is_dir():
         raise ConfigError(
             f"{checkpoint}: a sharded checkpoint; run first "
@@ -89,17 +92,17 @@ def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
         )
     if not checkpoint.is_file():
         raise ConfigError(f"{checkpoint}: no such checkpoint")
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    saved = Checkpoints().load_checkpoint(checkpoint, map_location="cpu")
     state = saved["state_dict"]
     weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
     if not weights:
         raise ConfigError(f"{checkpoint}: holds no policy; is it a checkpoint of `fit`?")
-    return weights, saved.get("adapters", {})
+    return weights, saved.get("adapters", {}), saved.get("policy_version", 0)
 
 
-def build_backbone(config: Path) -> Any:
+def build_backbone(config: dict[str, Any]) -> Any:
     """The backbone of a run; where its critic came from does not matter here."""
-    return build(yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["backbone"])
+    return build(config["model"]["backbone"])
 
 
 def build(chosen: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lit_reason.backbones import Scratch
 
@@ -33,7 +33,7 @@ def checkpoint(tmp_path):
         actor["lm_head.weight"] = actor["model.embed_tokens.weight"]
     state = {**{f"actor.{k}": v for k, v in actor.items()}, "critic.head.weight": torch.ones(1)}
     path = run / "checkpoints" / "last.ckpt"
-    torch.save({"state_dict": state}, path)
+    torch.save({"state_dict": state, "policy_version": 12}, path)
     return path
 
 
@@ -50,6 +50,26 @@ def test_the_folder_holds_the_weights_of_the_checkpoint(checkpoint, tmp_path, ca
         assert torch.equal(value, actor[name]), name
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.decode(tokenizer("12+3=")["input_ids"]) == "12+3="
+
+
+def test_the_folder_says_when_to_stop_and_where_it_came_from(checkpoint, tmp_path):
+    out = tmp_path / "policy"
+    export_hf(checkpoint, out)
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"config.json", "generation_config.json", "model.safetensors", "README.md"}
+    settings = GenerationConfig.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert settings.eos_token_id == tokenizer.eos_token_id is not None
+    card = (out / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
+    assert "| started from | Scratch |\n| rollouts | 12 |" in card
+
+
+def test_a_damaged_checkpoint_is_one_line(checkpoint, tmp_path, capsys):
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    checkpoint.write_bytes(data)
+    assert "not as it was written" in refused(capsys, checkpoint, tmp_path / "policy")
 
 
 def refused(capsys, *args):

@@ -2,14 +2,18 @@
 
 import csv
 import re
+import resource
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
-from tests.conftest import SMALL, fails, tiny
+from tests.conftest import SMALL, fails, fit, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
 
@@ -32,13 +36,31 @@ FULL = [
     "--callbacks.critic=CriticMonitor",
 ]
 DIES = """
+import os, signal
 from lightning.pytorch import Callback
 
 class Dies(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if module.policy_version == 3:
             raise RuntimeError("killed")
+
+class Updating(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class Generating(Callback):
+    def on_stage(self, trainer, stage):
+        if trainer.lightning_module.policy_version == 3 and stage == "scoring":
+            os.kill(os.getpid(), signal.SIGINT)
+
+class Twice(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
 """
+SIGNALLED = {"Updating": (143, 3), "Generating": (130, 3)}  # exit status, rollouts it keeps
+RESUMED = ["halves", "killed", *SIGNALLED]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +87,13 @@ def runs(tmp_path_factory):
         shutil.copytree(folder / "killed", folder / "dead")
         last = folder / "killed" / "checkpoints" / "last.ckpt"
         done["killed"] = go("killed", "--trainer.max_epochs=2", f"--ckpt_path={last}")
+        for name, (status, rollouts) in SIGNALLED.items():
+            with pytest.raises(SystemExit) as stop:
+                go(name, "--trainer.max_epochs=2", f"--callbacks.x=callback_that_dies.{name}")
+            assert stop.value.code == status
+            assert checkpoint(folder, name)["policy_version"] == rollouts
+            last = folder / name / "checkpoints" / "last.ckpt"
+            done[name] = go(name, "--trainer.max_epochs=2", f"--ckpt_path={last}")
         patch.delenv("PL_GLOBAL_SEED", raising=False)
     return folder, done
 
@@ -89,7 +118,7 @@ def assert_same(a, b, where=""):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["halves", "killed"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(runs, name):
     """Weights, both optimizers' moments, schedules, prompt cursor and rollout counter."""
     folder, done = runs
@@ -102,7 +131,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(runs, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["halves", "killed"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_the_metrics_of_a_resumed_run_are_those_of_an_uninterrupted_one(runs, name):
     """G08: the same rows, strictly monotone."""
     folder, _ = runs
@@ -144,7 +173,14 @@ def test_checkpoints_count_rollouts_and_hold_the_weights_after_the_update(runs):
     """E05, E06: Lightning's own counter adds up the steps of both optimizers."""
     folder, done = runs
     names = {p.name for p in (folder / "whole" / "checkpoints").iterdir()}
-    assert names == {"last.ckpt", "rollout_00004.ckpt"}
+    (best,) = [name for name in names if name.startswith("best_")]
+    assert names == {"last.ckpt", "rollout_00004.ckpt", best}
+    scores, rollout = {}, 0
+    for row in rows_of(folder / "whole"):
+        rollout = float(row["rollout"] or rollout)
+        if row["val/accuracy"] and rollout:
+            scores[rollout] = float(row["val/accuracy"])
+    assert scores[float(best[5:10])] == max(scores.values())
     saved = checkpoint(folder, "whole")
     assert saved["global_step"] > 4
     actor = done["whole"].model.actor.state_dict()
@@ -158,7 +194,7 @@ def test_checkpoints_count_rollouts_and_hold_the_weights_after_the_update(runs):
 def test_the_reference_stays_the_starting_policy_also_after_resumption(runs):
     """E08: bit for bit; absent from the checkpoint; the policy moves away from it."""
     folder, done = runs
-    for name in ("whole", "halves", "killed"):
+    for name in ("whole", *RESUMED):
         module = done[name].model
         assert_same(module.reference.state_dict(), module.backbone.actor().state_dict())
         assert not any(p.requires_grad for p in module.reference.parameters())
@@ -167,7 +203,146 @@ def test_the_reference_stays_the_starting_policy_also_after_resumption(runs):
         assert float(updates[-1]["loss/kl"]) > 0
 
 
+@pytest.fixture
+def own_parts(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("callback_that_dies.py").write_text(DIES)
+    sys.modules.pop("callback_that_dies", None)
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
+    with pytest.raises(SystemExit) as stop:
+        fit(*tiny("grpo"), *SMALL, "--callbacks.x=callback_that_dies.Twice")
+    assert stop.value.code == 143
+    assert "stopped by SIGTERM, without a new checkpoint" in capsys.readouterr().err
+    assert not list(Path().rglob("*.ckpt"))
+
+
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(capsys):
     Path("broken.ckpt").write_bytes(b"not a checkpoint")
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--ckpt_path=broken.ckpt", "--run_dir=run")
     assert re.search(r"ckpt_path=broken\.ckpt: not a checkpoint", line)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A GRPO run of two rollouts."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        fit(*GRPO, run_dir=folder)
+    return folder
+
+
+GRPO = [
+    *tiny("grpo"),
+    *SMALL,
+    "--model.actor_optimizer.lr=1e-3",
+    "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR",
+    "--model.actor_scheduler.total_iters=4",
+]
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The run again, to break or to continue, and its last checkpoint."""
+    shutil.copytree(finished, tmp_path / "run")
+    return Path("run/checkpoints/last.ckpt")
+
+
+def resumed(capsys, *args):
+    return fails(capsys, "fit", *args, "--run_dir=run", "--trainer.max_epochs=2")
+
+
+def test_settings_given_on_resuming_apply_and_are_printed(copied, capsys):
+    """Lightning would restore those of the optimizer and the schedule from the checkpoint."""
+    given = ["--model.actor_optimizer.lr=2e-3", "--model.actor_optimizer.weight_decay=0.3"]
+    given += ["--model.actor_scheduler.total_iters=8", "--data.sampling.temperature=0.9"]
+    config = f"--config={copied.parents[1] / 'config.yaml'}"
+    end = ["--trainer.max_epochs=2", "--ckpt_path=last", "--run_dir=run"]
+    cli = run(["fit", config, *given, *end])
+    assert cli.model.policy_version == 4
+    printed = capsys.readouterr().out
+    for line in (
+        "model.actor_optimizer.lr=0.002, was 0.001",
+        "model.actor_scheduler.total_iters=8, was 4",
+        "data.sampling.temperature=0.9, was 1.0",
+        "trainer.max_epochs=2, was 1",
+    ):
+        assert f"changed on resuming: {line}" in printed
+    assert printed.count("changed on resuming") == 5
+    (group,) = cli.trainer.optimizers[0].param_groups
+    assert (group["initial_lr"], group["weight_decay"]) == (2e-3, 0.3)
+    (schedule,) = cli.trainer.lr_scheduler_configs
+    assert schedule.scheduler.total_iters == 8
+    assert cli.datamodule.sampling.temperature == 0.9
+    assert (
+        yaml.safe_load(Path("run/config.yaml").read_text())["data"]["sampling"]["temperature"]
+        == 0.9
+    )
+
+
+def test_another_optimizer_cannot_go_on_from_the_state_of_the_old_one(copied, capsys):
+    line = resumed(capsys, *GRPO, f"--ckpt_path={copied}", "--model.actor_optimizer=SGD")
+    assert re.search(
+        r"model\.actor_optimizer=\S*SGD: the checkpoint holds the state of .*AdamW", line
+    )
+
+
+class Evil:
+    """What a pickle may do: it makes a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+def damaged(path):
+    """A bit of the weights."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def dangerous(path):
+    saved = torch.load(path, weights_only=True)
+    torch.save({**saved, "evil": Evil()}, path)
+
+
+@pytest.mark.parametrize("change", [damaged, cut, dangerous])
+def test_a_checkpoint_that_was_changed_is_one_line_and_nothing_of_it_runs(change, copied, capsys):
+    change(copied)
+    line = resumed(capsys, *GRPO, f"--ckpt_path={copied}")
+    assert re.search(r"ckpt_path=run/checkpoints/last\.ckpt: .*RUN_DIR/checkpoints", line), line
+    assert not Path("executed").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint_whole(copied, capsys):
+    """A limit on the size of files is, to the writer, a disk without room for them."""
+    before, limits = copied.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        line = resumed(capsys, *GRPO, f"--ckpt_path={copied}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.search(r"\w+_00004\.ckpt: cannot be written \(File too large\); make room", line)
+    assert copied.read_bytes() == before
+    assert not [p for p in Path().rglob("*") if "partial" in p.name]
+
+
+def test_a_checkpoint_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
+    """Killed at any moment, the earlier file is there; only the rename shows the new one."""
+    path, seen = tmp_path / "last.ckpt", []
+    Checkpoints().save_checkpoint({"a": 1}, path)
+    rename = Path.replace
+    monkeypatch.setattr(
+        Path,
+        "replace",
+        lambda self, to: (seen.append(torch.load(path)["a"]), rename(self, to)),
+    )
+    Checkpoints().save_checkpoint({"a": 2}, path)
+    assert (seen, torch.load(path)["a"]) == ([1], 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigWarning
+from lit_reason.rewards import SoftOverlong
 
 
 class OverlongFilter(Callback):
@@ -21,6 +24,19 @@ class OverlongFilter(Callback):
 
     def __init__(self, critic: bool = True) -> None:
         self.critic = critic
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Warns of a punishment that reaches no truncated response."""
+        data: Any = getattr(trainer, "datamodule", None)
+        for name, term in getattr(data, "rewards", {}).items():
+            if stage == "fit" and isinstance(term, SoftOverlong):
+                warnings.warn(
+                    f"data.rewards.{name}=SoftOverlong: its largest punishment is that of "
+                    "truncated responses, which callbacks: OverlongFilter keeps out of the loss; "
+                    "set one of the two to null",
+                    ConfigWarning,
+                    stacklevel=2,
+                )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: RolloutBatch, batch_idx: int

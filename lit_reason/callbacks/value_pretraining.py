@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_reason.callbacks.value_warmup import ValueWarmup
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 MONITORED = "val/value/explained_variance"
 
@@ -52,6 +52,10 @@ class ValuePretraining(ValueWarmup):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses a critic that does not exist, and a run that never looks at held-out problems."""
         super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            module: Any = pl_module
+            clip = {"model.value.clip": getattr(module.value, "clip", None)}
+            warn_of_no_effect("during value pretraining", clip)
         if stage != "fit" or self.patience is None:
             return
         every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs

@@ -1,0 +1,141 @@
+"""Checkpoint files: written whole or not at all, read without trust, and checked for damage."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from lit_reason.errors import ConfigError
+from lit_reason.files import replacing
+
+
+class Checkpoints(TorchCheckpointIO):
+    """Lightning's checkpoint files, replaced atomically and loaded with `weights_only=True`.
+
+    Lightning moves its file over from the folder for temporary files, which is a copy when that is
+    another file system. Paths with a protocol, as `s3://`, are left to it.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            OSError: The disk is full or the folder is read-only; the earlier file is as it was.
+        """
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with replacing(Path(path)) as partial, partial.open("wb") as file:
+            writer: Any = _Remembering(file)
+            try:
+                torch.save(checkpoint, writer)
+            except RuntimeError as error:  # torch hides what the file said
+                raise writer.error or error from error
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = None
+    ) -> dict[str, Any]:
+        """Reads a checkpoint; only a user who says `weights_only=false` gets more than plain data.
+
+        Raises:
+            ConfigError: The file is damaged, or holds what is no plain data.
+        """
+        if "://" not in str(path):
+            check_whole(Path(path))
+        safe = weights_only is not False
+        with refusing(path):
+            return super().load_checkpoint(path, map_location, weights_only=safe)
+
+
+@contextmanager
+def refusing(path: Any) -> Iterator[None]:
+    """Turns what `torch.load` says of a file that it cannot read into one line.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: With the path, and what torch said.
+    """
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, KeyError, RuntimeError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"ckpt_path={path}: not loaded, it is damaged or holds more than plain data "
+            f"({first:.120}); take another of RUN_DIR/checkpoints"
+        ) from error
+
+
+def check_whole(path: Path) -> None:
+    """Compares every part of a checkpoint file with its checksum, which torch does not.
+
+    Args:
+        path: The file; a folder, of a sharded checkpoint, is not looked into.
+
+    Raises:
+        ConfigError: A part was changed after it was written.
+    """
+    if not path.is_file():
+        return
+    try:
+        with ZipFile(path) as file:
+            damaged = file.testzip()
+    except (BadZipFile, EOFError, NotImplementedError) as error:
+        damaged = str(error) or "the file"
+    if damaged:
+        raise ConfigError(
+            f"ckpt_path={path}: {damaged} is not as it was written, the file was damaged or "
+            "changed; take another of RUN_DIR/checkpoints"
+        )
+
+
+class _Remembering:
+    """A file that keeps the error of a failed write."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes, and keeps what went wrong."""
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """As of the file."""
+        self.file.flush()
+
+
+def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
+    """Keeps the last epoch's state and, of a run that validates, the best one's.
+
+    Args:
+        reinforcement: The run counts rollouts and measures `val/accuracy`.
+    """
+    name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
+    kept = [ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)]
+    if reinforcement:
+        kept.append(
+            ModelCheckpoint(
+                filename="best_{rollout:05.0f}",
+                auto_insert_metric_name=False,
+                monitor="val/accuracy",
+                mode="max",
+                save_on_train_epoch_end=False,
+            )
+        )
+    return kept

@@ -1,0 +1,36 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of `path` when the block ends.
+
+    A crash, a kill or a full disk inside the block leaves the earlier file as it was.
+
+    Args:
+        path: The file to replace; its folder is made if there is none.
+
+    Raises:
+        OSError: It cannot be written, with the name of the file and what to do.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # beside the file, as only a rename inside one file system is atomic
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            why = f"cannot be written ({error.strerror}); make room, then continue the run"
+            raise OSError(error.errno, why, str(path)) from error
+        raise

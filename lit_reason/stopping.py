@@ -1,0 +1,122 @@
+"""SIGTERM and Ctrl-C: the run ends with a checkpoint from which it continues bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_reason.stages import Stage
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """A signal ended the run. No `Exception`, as no handler of errors should take it for one.
+
+    Args:
+        number: The signal.
+        at_once: Without a checkpoint.
+    """
+
+    def __init__(self, number: int, at_once: bool = False) -> None:
+        super().__init__(number)
+        self.number, self.at_once = number, at_once
+        self.run_dir, self.checkpoint = "", Path()
+        self.rollouts = 0
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell has it for a process that the signal ended."""
+        return 128 + self.number
+
+    def message(self) -> str:
+        """What to tell the user, in one line."""
+        name = signal.Signals(self.number).name
+        if not self.checkpoint.name:
+            return f"stopped by {name}, without a new checkpoint"
+        return (
+            f"stopped by {name} after {self.rollouts} rollouts; continue with: python -m lit_reason"
+            f" fit --config {self.run_dir}/config.yaml --ckpt_path {self.checkpoint}"
+        )
+
+
+class StopSignals(Callback):
+    """Ends a run that is told to stop between two rollouts, after writing `last.ckpt`.
+
+    A rollout that is being generated is given up, and generated again by the run that continues;
+    one that trains, or an evaluation, is finished first. Several ranks always finish the rollout,
+    because they must stop together. A second signal ends the run at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0  # the signal
+        self.may_interrupt = True  # nothing would be lost
+        self.rollout, self.cursor = -1, 0
+        self.earlier: dict[int, Any] = {}
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over, from Lightning too, which would write no checkpoint."""
+        if threading.current_thread() is threading.main_thread() and not self.earlier:
+            self.earlier = {number: signal.signal(number, self._handle) for number in SIGNALS}
+
+    on_train_start = on_sanity_check_start  # of a run without a sanity check
+
+    def _handle(self, number: int, _: Any) -> None:
+        again, self.asked = bool(self.asked), number
+        if again or self.may_interrupt:
+            raise Stopped(number, at_once=again)
+        sys.stderr.write(
+            f"{signal.Signals(number).name}: stopping when this rollout has trained; "
+            "once more stops now\n"
+        )
+
+    def on_stage(self, trainer: Any, stage: Stage) -> None:
+        """Stops before a rollout; called by `enter_stage`."""
+        if stage == "rollout":
+            self._before_rollout(trainer)
+            self.may_interrupt = trainer.world_size == 1
+        elif stage != "scoring" and not trainer.sanity_checking:
+            self.may_interrupt = False
+
+    def _before_rollout(self, trainer: Any) -> None:
+        version = trainer.lightning_module.policy_version
+        if version == self.rollout:  # a further round of the same rollout
+            return
+        self.rollout, self.cursor = version, trainer.datamodule.cursor
+        asked = bool(self.asked)
+        if trainer.world_size > 1:
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        if asked:
+            raise Stopped(self.asked or signal.SIGTERM)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """From here on the update must end before the run may."""
+        self.may_interrupt = False
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Writes the checkpoint of a run that was told to stop."""
+        if not isinstance(exception, Stopped) or exception.at_once or self.rollout < 0:
+            return
+        trainer.datamodule.cursor = self.cursor  # type: ignore[attr-defined]
+        kept: Any = trainer.checkpoint_callback
+        if kept is None:
+            return
+        exception.run_dir = trainer.default_root_dir
+        exception.checkpoint = Path(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
+        exception.rollouts = self.rollout
+        trainer.save_checkpoint(exception.checkpoint)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gives the signals back."""
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+        self.earlier = {}

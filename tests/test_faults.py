@@ -1,0 +1,107 @@
+"""Faults in the middle of a run: each has one outcome, which `docs/faults.md` states."""
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, SMALL, fails, fit, tiny
+
+PARTS = """
+from pathlib import Path
+import torch
+from lightning.pytorch import Callback
+
+class Infects(Callback):
+    '''Weights that are not finite, for the update of the second rollout or from there on.'''
+    def __init__(self, heal: bool = True):
+        self.heal = heal
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.before = {k: v.clone() for k, v in module.actor.state_dict().items()}
+        if module.policy_version == 1:
+            next(module.actor.parameters()).data.fill_(torch.nan)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if self.heal:
+            module.actor.load_state_dict(self.before)
+
+class Deletes(Callback):
+    def on_train_start(self, trainer, module):
+        Path("problems.jsonl").unlink()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _parts(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_faults.py").write_text(PARTS)
+    sys.modules.pop("my_faults", None)
+
+
+def rows_of(run_dir):
+    with (run_dir / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["reward"]]
+
+
+INFECTS = [*tiny("grpo"), *SMALL, "--callbacks.x=my_faults.Infects"]
+
+
+def test_losses_that_are_not_finite_are_skipped_and_counted():
+    rows = rows_of(fit(*INFECTS, "--data.rollouts_per_epoch=3"))
+    assert [float(row["update/nonfinite_actor"]) for row in rows] == [0, 1, 0]
+    assert [float(row["update/skipped_actor"]) for row in rows] == [0, 1, 0]
+
+
+def test_losses_that_stay_so_stop_the_run_and_leave_the_batch(capsys):
+    line = fails(capsys, "fit", *INFECTS, "--model.update.max_nonfinite=2", "--run_dir=run")
+    assert re.search(
+        r"not finite in 2 optimizer steps in a row.*model\.update\.max_nonfinite", line
+    )
+    saved = torch.load("run/nonfinite_rank0.pt", weights_only=True)
+    assert saved["network"] == "actor"
+    assert len(saved["rollout"]["texts"]) == 8  # one mini-batch
+
+
+def test_a_policy_that_has_diverged_cannot_sample_and_says_what_to_do(capsys):
+    flags = ["--callbacks.x.heal=false", "--data.rollouts_per_epoch=3"]
+    line = fails(capsys, "fit", *INFECTS, *flags)
+    assert re.search(r"probabilities are not finite.*lower model\.actor_optimizer\.lr", line)
+
+
+def test_a_run_of_which_every_response_is_truncated_goes_on_and_counts(capsys):
+    flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
+    rows = rows_of(fit(*tiny("grpo"), *SMALL, *flags))
+    assert [float(row["overlong/masked"]) for row in rows] == [1, 1]
+    assert [float(row["update/skipped_actor"]) for row in rows] == [1, 1]
+
+
+def test_fewer_problems_than_a_rollout_holds_come_more_than_once():
+    rows = rows_of(fit(*tiny("grpo"), *SMALL, "--data.task.limit=3"))
+    assert [float(row["rollout"]) for row in rows] == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:task.template:lit_reason.errors.ConfigWarning")
+def test_a_data_file_that_disappears_is_not_missed():
+    """Problems are read at the start; a run that is resumed needs the file again."""
+    problems = [{"problem": f"{i}+{j}=", "answer": str(i + j)} for i in range(4) for j in range(4)]
+    Path("problems.jsonl").write_text("".join(json.dumps(p) + "\n" for p in problems))
+    task = {"path": "problems.jsonl", "template": "none", "answer_format": "answer"}
+    flags = [f"--data.task.{key}={value}" for key, value in task.items()]
+    sizes = [flag for flag in SMALL if "task.n_max" not in flag or "val_task" in flag]
+    args = [*tiny("grpo"), "--data.task=MathProblems", *flags, *sizes]
+    rows = rows_of(fit(*args, "--callbacks.x=my_faults.Deletes"))
+    assert [float(row["rollout"]) for row in rows] == [1, 2]
+
+
+def test_every_outcome_that_the_page_states_has_its_test():
+    page = (ROOT / "docs" / "faults.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page)
+    assert len(named) >= 18
+    for file, test in named:
+        texts = [path.read_text() for path in (ROOT / "tests").rglob(file)]
+        assert any(f"def {test}(" in text for text in texts), (file, test)

@@ -1,0 +1,71 @@
+"""Ranks whose peer dies stop soon, and say why."""
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SMALL, tiny
+
+LIMIT = 60  # seconds, as promised
+
+
+def rank_of_two(rank, port, args, moment):
+    """A rank of a run; the second one kills itself at a moment, or never."""
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    log = os.open(f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, sys.stderr.fileno())
+    from lit_reason.cli import run
+    from lit_reason.stopping import StopSignals
+
+    def on_stage(self, trainer, stage):
+        if trainer.lightning_module.policy_version == 1 and stage == moment:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(LIMIT * (stage == "rollout"))  # a long generation, without a collective
+
+    StopSignals.on_stage = on_stage
+    run(args)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["rollout", "update"])
+def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment):
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--run_dir=run"]
+    args = ["fit", *tiny("grpo"), *SMALL, *two]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lit_reason.cli"])
+    port = free_port()
+    ranks = [context.Process(target=rank_of_two, args=(r, port, args, moment)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    ranks[1].join()
+    died = time.monotonic()
+    ranks[0].join(LIMIT)
+    assert time.monotonic() - died < LIMIT
+    assert (ranks[1].exitcode, ranks[0].exitcode) in ((-9, 1), (-9, 2)), Path(
+        "rank0.txt"
+    ).read_text()
+    lines = [x for x in Path("rank0.txt").read_text().splitlines() if x.startswith("error: ")]
+    assert len(lines) == 1
+    assert re.search(
+        r"rank 1 has ended, so rank 0 stops: .*continue with --ckpt_path=last", lines[0]
+    )

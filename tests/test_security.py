@@ -1,0 +1,85 @@
+"""Nothing that a model writes or a file holds is executed, and nothing secret is written down."""
+
+import ast
+import json
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+
+from lit_reason.errors import ConfigError
+from lit_reason.tasks import MathProblems, PlanCount
+from tests.conftest import ROOT, SMALL, fails, fit, tiny
+
+SOURCES = [*(ROOT / "lit_reason").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+RUN = "__import__('pathlib').Path('executed').touch()"
+
+
+def called(node):
+    """The dotted name of a call."""
+    return ast.unparse(node.func)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_no_source_executes_or_unpickles_what_it_is_given(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = called(node)
+        assert name not in {"eval", "exec", "compile", "os.system", "pickle.load", "pickle.loads"}
+        assert not name.endswith(("yaml.unsafe_load", "yaml.full_load", "joblib.load"))
+        arguments = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        assert arguments.get("shell") != "True", name
+        assert "trust_remote_code" not in arguments or arguments["trust_remote_code"] == "False"
+        if name == "torch.load":
+            assert arguments["weights_only"] == "True"
+
+
+class Evil:
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.npy", "rows.jsonl", "rows.parquet"])
+def test_a_pickle_is_no_data_set_whatever_its_name(name):
+    Path(name).write_bytes(pickle.dumps([{"problem": Evil(), "answer": "1"}]))
+    with pytest.raises(ConfigError):
+        MathProblems(name)
+    assert not Path("executed").exists()
+
+
+def test_code_in_a_model_folder_is_refused_and_does_not_run(capsys):
+    """Nobody can set `trust_remote_code`, so that nobody does by accident."""
+    Path("model").mkdir()
+    Path("model/evil.py").write_text(RUN)
+    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    Path("model/config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
+    backbone = ["--model.backbone=Pretrained", "--model.backbone.path=model"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *backbone)
+    assert "model.backbone" in line
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("text", [RUN, f"eval({RUN!r})", "!!python/object/apply:os.system [true]"])
+def test_what_a_model_writes_is_text(text):
+    """Verifier processes are tested in `test_verifier_pool.py`, pages in `test_report.py`."""
+    task = PlanCount(n_max=3)
+    (verdict,) = task.judge([task[0]], [text])
+    assert not verdict.correct
+    assert not Path("executed").exists()
+
+
+def test_a_run_talks_to_nobody_and_writes_no_secret(monkeypatch, capfd):
+    def refuse(*_):
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    secret = "s3cr3t-0123456789"
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, secret)
+    run_dir = fit(*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1")
+    output = capfd.readouterr()
+    assert secret not in output.out + output.err
+    for path in (p for p in run_dir.rglob("*") if p.is_file()):
+        assert secret.encode() not in path.read_bytes(), path
