@@ -40,7 +40,7 @@ class Advantages(NamedTuple):
 
 
 def check_advantages(
-    estimator: AdvantageEstimator, estimated: Advantages, rewards: Tensor, values: Tensor | None
+    estimator: AdvantageEstimator, estimated: Advantages, rewards: Tensor, *given: Tensor | None
 ) -> None:
     """Refuses what an estimator must not return.
 
@@ -48,11 +48,11 @@ def check_advantages(
         estimator: Named in the message.
         estimated: What it returned.
         rewards: What it was given.
-        values: Likewise.
+        given: The same of values and what follows the last token, where there are some.
 
     Raises:
-        ConfigError: A part is missing or has another shape, or is not finite though the rewards and
-            values are.
+        ConfigError: A part is missing or has another shape, or is not finite though all that was
+            given is.
     """
     key = f"model.advantage={type(estimator).__name__}"
     if not isinstance(estimated, Advantages):
@@ -67,8 +67,8 @@ def check_advantages(
     expected |= {f"stats[{k!r}]": (v, rewards.shape[:1]) for k, v in estimated.stats.items()}
     for name, (value, shape) in expected.items():
         require_tensor(f"{key}: {name}", value, shape)
-    given = [rewards] if values is None else [rewards, values]
-    if all(bool(x.isfinite().all()) for x in given):
+    tensors = [rewards, *(x for x in given if x is not None)]
+    if all(bool(x.isfinite().all()) for x in tensors):
         bad = next((n for n, v in by_token.items() if not bool(v.isfinite().all())), None)
         if bad:
             raise ConfigError(f"{key}: {bad} are not finite, though rewards and values are")

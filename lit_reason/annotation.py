@@ -38,10 +38,11 @@ def annotate(
     rewards = token_rewards(rollout, columns, module.kl_in_reward)
     values, end = columns.get("values"), columns.pop("after", None)
     estimator, mask = module.advantage, rollout.response_mask
-    after = () if end is None or not estimator.bootstraps else (end * rollout.truncated,)
+    bootstraps = end is not None and estimator.bootstraps
+    after = [torch.where(rollout.truncated, end, 0.0)] if bootstraps else []  # type: ignore[arg-type]
     with blaming("model.advantage", estimator):
         estimated = estimator(rollout, rewards, values, *after)
-        check_advantages(estimator, estimated, rewards, values)
+        check_advantages(estimator, estimated, rewards, values, *after)
     advantages, returns, extra = estimated
     if module.phase == "value_warmup" and values is not None:
         # Monte-Carlo targets, whatever λ_critic the joint phase uses (VC-PPO)

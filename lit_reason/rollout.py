@@ -17,6 +17,7 @@ from lit_reason.batch import Prompt, Response
 from lit_reason.cache import growing_cache
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
+from lit_reason.functional.tokens import LOWEST_TEMPERATURE
 
 if TYPE_CHECKING:
     from lit_reason.module import ReasonModule
@@ -68,7 +69,10 @@ class ValSampling:
 
 def _check_sampling(owner: str, values: dict[str, Any]) -> None:
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "temperature": (lambda x: 0 <= x < math.inf, "at least 0"),
+        "temperature": (
+            lambda x: x == 0 or LOWEST_TEMPERATURE <= x < math.inf,
+            f"0 or at least {LOWEST_TEMPERATURE}",
+        ),
         "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
         "top_k": (lambda x: x >= 0, "at least 0 (0 keeps all)"),
         "max_new_tokens": (lambda x: x >= 1, "at least 1"),

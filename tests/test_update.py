@@ -11,10 +11,17 @@ from lit_reason.aggregation import SequenceMean
 from lit_reason.annotation import token_rewards
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
+from lit_reason.functional import kl_k3
 from lit_reason.learner import Learner, Update, _buckets
 from lit_reason.networks import policy_outputs
-from lit_reason.objectives import KLToReference, LossTerm, PositiveExampleLM
+from lit_reason.objectives import (
+    ClippedSurrogate,
+    KLToReference,
+    LossTerm,
+    PositiveExampleLM,
+)
 from lit_reason.verdict import Verdict
+from tests import runs
 from tests.conftest import SMALL, demonstrations, fit, tiny
 from tests.steps import (
     AGGREGATIONS,
@@ -496,3 +503,68 @@ def test_a_critic_that_has_diverged_is_skipped_and_counted_rather_than_a_traceba
     experience, _ = module.annotate(rollout, [torch.arange(len(rollout))])
     stats, _ = step(module, experience, "critic", len(rollout))
     assert stats["update/nonfinite_critic"] == stats["update/skipped_critic"] == 1
+
+
+def test_the_run_stops_and_saves_the_mini_batch_once_it_stays_non_finite(backbone):
+    """Through the trainer: two steps in a row, of a network whose loss is nan."""
+    module = build(backbone, {"broken": NeverFinite()}, update=Update(1, 4, 4, max_nonfinite=2))
+    before = [p.clone() for p in module.actor.parameters()]
+    with pytest.raises(FloatingPointError, match=r"actor not finite in 2 optimizer steps in a row"):
+        runs.run(module, runs.data_of())
+    saved = torch.load("run/nonfinite_rank0.pt", weights_only=True)
+    assert saved["network"] == "actor"
+    assert len(saved["rows"]) == 4
+    assert all(torch.equal(a, b) for a, b in zip(before, module.actor.parameters(), strict=True))
+
+
+class NeverFinite(LossTerm):
+    def loss(self, experience, outputs):
+        return outputs.logprobs * float("nan")
+
+
+@pytest.mark.parametrize("broken", ["critic", "reference"])
+def test_a_network_that_has_diverged_is_skipped_in_a_run(backbone, broken):
+    module = build(backbone, kl_in_reward=0.1, update=Update(1, 4, 4))
+    with torch.no_grad():
+        for weights in getattr(module, broken).parameters():
+            weights.fill_(float("nan"))
+    trainer = runs.run(module, runs.data_of())
+    row = trainer.callback_metrics
+    assert row["update/nonfinite_critic"] == row["update/skipped_critic"] == 1
+    assert module.policy_version == 2
+
+
+def test_mini_batches_are_drawn_at_random_and_hold_every_row_once():
+    update = Update(1, 8, 4)
+    generator, lengths = torch.Generator().manual_seed(0), torch.arange(32)
+    plans = [update.partition(lengths, torch.arange(32), 8, generator) for _ in range(2)]
+    drawn = [[set(torch.cat(part).tolist()) for part in plan] for plan in plans]
+    for parts in drawn:
+        assert sorted(row for part in parts for row in part) == list(range(32))
+        assert parts[0] != set(range(8))
+    assert drawn[0] != drawn[1]
+
+
+def test_dual_clip_bounds_the_loss_of_bad_tokens(backbone):
+    plain, bounded = ClippedSurrogate(), ClippedSurrogate(dual_clip=3.0)
+    rollout = demonstrations(backbone)
+    module = build(backbone)
+    experience, _ = module.annotate(rollout, [torch.arange(16)])
+    experience.advantages = torch.full_like(experience.advantages, -1.0)
+    outputs = Scored(experience.old_logprobs + 2.0)  # a ratio of 7.4
+    mask = rollout.response_mask
+    assert plain.loss(experience, outputs)[mask].min() > 7
+    assert bounded.loss(experience, outputs)[mask].unique().tolist() == [3.0]
+
+
+class Scored:
+    def __init__(self, logprobs):
+        self.logprobs, self.entropy = logprobs, None
+
+
+def test_what_is_left_out_is_what_the_documentation_says():
+    """PPO's bounds, GRPO's estimator, and a guard that is on."""
+    assert (ClippedSurrogate().clip_low, ClippedSurrogate().clip_high) == (0.2, 0.2)
+    assert ClippedSurrogate().dual_clip is None
+    assert KLToReference(0.1).estimator is kl_k3
+    assert (Update().max_nonfinite, Update().max_grad_norm) == (10, 1.0)

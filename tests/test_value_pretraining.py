@@ -486,6 +486,33 @@ def test_a_truncated_response_is_worth_what_the_critic_says_of_its_end():
     assert torch.equal(a.advantages, b.advantages)
 
 
+def test_warm_up_regresses_on_returns_that_go_on_after_a_truncation():
+    rollout = demonstrations(shipped())
+    rollout.truncated = torch.arange(16) % 2 == 0
+    module = ready(module_of(advantage=GAE(0.9, 0.8, 0.95, truncation="bootstrap")))
+    with torch.no_grad():
+        module.critic.head.bias.fill_(0.5) if module.critic.head.bias is not None else None
+        module.critic.head.weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    module.phase = "value_warmup"
+    experience, _ = module.annotate(rollout, [torch.arange(16)])
+    with torch.no_grad():
+        _, after = values_and_after(module.critic, rollout)
+    for i in range(16):
+        n = int(rollout.lengths[i])
+        left = torch.arange(n - 1, -1, -1)
+        want = 0.9**left * rollout.rewards[i] + 0.9 ** (left + 1) * after[i] * rollout.truncated[i]
+        torch.testing.assert_close(experience.returns[i, :n], want, atol=1e-5, rtol=0)
+
+
+def test_what_follows_the_last_token_may_be_infinite_where_the_response_ended():
+    rollout = demonstrations(shipped())
+    module = ready(module_of(advantage=GAE(truncation="bootstrap")))
+    with torch.no_grad():
+        module.critic.head.weight.fill_(float("inf"))
+    experience, _ = module.annotate(rollout, [torch.arange(16)])  # and no word of the estimator
+    assert not experience.advantages.isfinite().all()
+
+
 def test_a_lambda_that_is_held_at_its_bound_is_warned_of_once():
     rollout = demonstrations(shipped())
     estimator = GAE(alpha=0.05)

@@ -174,13 +174,13 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.
         tensor([0.0000, 0.5000, 0.8000, 0.9800])
     """
     check_positive(alpha=alpha)
-    if not 0 <= lambda_min < 1:
-        raise ValueError(f"`lambda_min`={lambda_min} must lie in [0, 1)")
+    check_number(0.0, math.nextafter(1.0, 0.0), lambda_min=lambda_min)
     check_numbers(lengths=lengths)
     check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     lengths = upcast(lengths)
     below_one = 1.0 - torch.finfo(lengths.dtype).eps
-    return (1.0 - 1.0 / (alpha * lengths)).clamp(min=lambda_min, max=below_one)
+    lam = 1.0 - 1.0 / (alpha * lengths)
+    return torch.where(lengths > 0, lam, 0.0).clamp(min=lambda_min, max=below_one)
 
 
 @torch.no_grad()

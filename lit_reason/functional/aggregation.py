@@ -2,16 +2,17 @@ r"""From per-token losses to one number that does not depend on how the batch is
 
 An aggregation is a pair: weights ``(B, T)``, zero outside the mask, and a count ``()``. The loss is
 
-.. math:: \mathcal L = \frac{\sum_{i,t} w_{i,t}\, \ell_{i,t}}{\max(N, 1)}
+.. math:: \mathcal L = \frac{\sum_{i,t} w_{i,t}\, \ell_{i,t}}{N}
 
-with N the sum of the counts over all micro-batches and ranks of one optimiser step. Build the
-pair once per mini-batch, before splitting it; all-reduce N once; slice the weights with the
-micro-batches and *add* their losses. The mean of micro-batch means is another, wrong, loss.
+and 0 for N = 0, with N the sum of the counts over all micro-batches and ranks of one optimiser
+step. Build the pair once per mini-batch, before splitting it; all-reduce N once; slice the weights
+with the micro-batches and *add* their losses. The mean of micro-batch means is another loss.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import TypeAlias
 
 import torch
@@ -21,12 +22,14 @@ from lit_reason.functional._checks import (
     check_dim,
     check_group_ids,
     check_mask,
+    check_number,
     check_positive,
     check_shape,
     check_values,
     non_finite,
     outside,
     upcast,
+    wide,
 )
 
 WeightsAndCount: TypeAlias = tuple[Tensor, Tensor]
@@ -147,6 +150,7 @@ def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
                 [0.2500, 0.0000]]), tensor(2.))
     """
     check_positive(length=length)
+    check_number(1e-30, length=length)  # its inverse is a weight in float32
     lengths = _row_lengths(mask)
     return (mask.float() / length, (lengths > 0).float().sum())
 
@@ -154,7 +158,7 @@ def constant_weights(mask: Tensor, length: float) -> WeightsAndCount:
 def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     r"""Weighted sum over a (micro-)batch, divided by the global count.
 
-    :math:`\sum w\,\ell / \max(N, 1)`, of which GRPO (arXiv:2402.03300) Eq. 3 and DAPO
+    :math:`\sum w\,\ell / N`, of which GRPO (arXiv:2402.03300) Eq. 3 and DAPO
     (arXiv:2503.14476) Eq. 8 are cases. Losses at weight 0 are replaced before multiplying, so a
     nan there reaches neither the value nor the gradient of `loss`; one that counts makes the sum
     nan, for the caller to notice. With nothing to count the result is 0 and still attached to the
@@ -181,14 +185,16 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
         tensor(2.)
     """
     check_shape(loss.shape, loss=loss, weights=weights)
-    count = torch.as_tensor(count, device=loss.device)
+    if not isinstance(count, Tensor):
+        check_number(0.0, sys.float_info.max, count=count)
+        count = torch.tensor(count, dtype=wide(loss), device=loss.device)
     check_shape(torch.Size(), count=count)
     finite = non_finite(weights=weights, count=count)
     check_values(finite, outside(0.0, math.inf, count=count))
     loss = upcast(loss)
     kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     total = (kept * weights).sum()
-    return total / torch.where(count > 0, count, 1).to(total.dtype)
+    return (total / torch.where(count > 0, count, 1)).to(total.dtype)
 
 
 def token_mean(loss: Tensor, mask: Tensor) -> Tensor:

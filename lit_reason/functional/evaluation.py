@@ -14,6 +14,7 @@ from lit_reason.functional._checks import (
     check_dim,
     check_integers,
     check_mask,
+    check_positive,
     check_values,
     check_whole,
     upcast,
@@ -98,7 +99,7 @@ def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
         >>> majority_at_k(["3", "3", "7", "7"], gold="7")
         0.5
     """
-    if isinstance(answers, str):
+    if isinstance(answers, str | bytes):
         raise ValueError(f"`answers`={answers!r} must be a sequence of answers")
     votes = Counter(answer for answer in answers if answer is not None)
     top = max(votes.values(), default=0)
@@ -181,7 +182,9 @@ def bootstrap_interval(
     """
     check_dim(2, values=values)
     check_whole(1, resamples=resamples)
-    if not 0 < level < 1:
+    check_whole(-(2**63), seed=seed)
+    check_positive(level=level)
+    if level >= 1:
         raise ValueError(f"`level`={level} must be in (0, 1)")
     check_values([Fault("values", values.shape, "infinite value(s)", values.isinf())])
     rows, columns = values.shape

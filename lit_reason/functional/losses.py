@@ -43,8 +43,10 @@ def _check_surrogate(
     check_shape(logprobs.shape, old_logprobs=old_logprobs, advantages=advantages)
     check_floats(logprobs=logprobs, old_logprobs=old_logprobs)
     check_number(clip_low=clip_low, clip_high=clip_high)
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"`dual_clip`={dual_clip} must be greater than 1")
+    if dual_clip is not None:
+        check_number(1.0, dual_clip=dual_clip)
+        if dual_clip == 1:
+            raise ValueError(f"`dual_clip`={dual_clip} must be greater than 1")
     tensors = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": advantages}
     check_values(non_finite(**tensors))
 
@@ -259,8 +261,8 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     GRPO's KL term (DeepSeekMath, arXiv:2402.03300, Eq. 4); its derivative by
     :math:`\log\pi_\theta` is :math:`1 - \pi_{ref}/\pi_\theta`. For :math:`d > 20` the
-    exponential is continued by its tangent, so value and gradient stay finite, increasing and of
-    the right sign; :math:`d \le 20` is exact.
+    exponential is continued by its tangent, so value and gradient stay finite (in float32 up to
+    :math:`d = 10^{29}`), increasing and of the right sign; :math:`d \le 20` is exact.
 
     Args:
         logprobs: Log-probabilities under the policy, in nats.

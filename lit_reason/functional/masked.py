@@ -78,6 +78,7 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     kept = zero_outside(x, mask)
     if dim is None:
         return kept.sum()
+    check_whole(-(2**63), dim=dim)
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"`dim`={dim} is no dimension of `x`, of shape {tuple(x.shape)}")
     return kept.sum(dim)
@@ -157,7 +158,7 @@ def masked_whiten(
         x: Values, usually advantages.
         mask: True where the value counts.
         shift_mean: Subtract the mean. False divides by the deviation only.
-        ddof: 0 for the population variance, 1 for the sample variance.
+        ddof: 0 for the population variance, 1 for the sample variance; the divisor is 1 or more.
         eps: Added to the variance, under the root.
         reduce: Sums a tensor over ranks; None in a single process.
 

@@ -6,7 +6,7 @@ end-of-sequence share an id, that would erase the token which ended the response
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from typing import Any, Literal, TypeAlias
@@ -21,6 +21,7 @@ from lit_reason.functional._checks import (
     check_ids,
     check_integers,
     check_mask,
+    check_number,
     check_numbers,
     check_shape,
     check_values,
@@ -29,6 +30,9 @@ from lit_reason.functional._checks import (
     outside,
     upcast,
 )
+
+LOWEST_TEMPERATURE = 1e-6
+"""Below it a difference of logits overflows; 0 stands for greedy sampling."""
 
 EntropyMode: TypeAlias = Literal["none", "detached", "grad"]
 """Whether to compute the entropy not at all, without a gradient (a metric), or with one."""
@@ -97,7 +101,7 @@ def relative_position(mask: Tensor, parts: int) -> Tensor:
 
     Args:
         mask: True at the response's tokens, whatever the padding side or gaps.
-        parts: Number of parts, at least 1.
+        parts: Number of parts, from 1 to 2^31.
 
     Shapes:
         mask ``(B, T)`` bool; returns ``(B, T)`` int64 in [0, parts) at the tokens, -1 elsewhere.
@@ -114,6 +118,7 @@ def relative_position(mask: Tensor, parts: int) -> Tensor:
     check_dim(2, mask=mask)
     check_mask(mask.shape, mask=mask)
     check_whole(1, parts=parts)
+    check_number(1, 2**31, parts=parts)
     place = (mask.cumsum(1) - 1) * parts // mask.sum(1, keepdim=True).clamp(min=1)
     return place.masked_fill(~mask, -1)
 
@@ -335,8 +340,9 @@ def _check_scores(ids: Tensor, **scores: Tensor) -> None:
 
 
 def _check_settings(temperature: float, entropy: EntropyMode) -> None:
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"`temperature`={temperature} must be finite and not negative")
+    check_number(0.0, sys.float_info.max, temperature=temperature)
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        raise ValueError(f"`temperature`={temperature} must be 0 or at least {LOWEST_TEMPERATURE}")
     if entropy not in ("none", "detached", "grad"):
         raise ValueError(f"`entropy` must be 'none', 'detached' or 'grad', got {entropy!r}")
 
@@ -353,7 +359,9 @@ def _score(
     return logprobs.reshape(shape), None if entropy == "none" else entropies.reshape(shape)
 
 
-def _check_head(states: Tensor, logits: Tensor) -> None:
+def _check_head(states: Tensor, logits: Any) -> None:
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"`head` returned a {type(logits).__name__}, expected a tensor")
     check_floats(head=logits)
     if logits.ndim != 2 or len(logits) != len(states):
         raise ValueError(

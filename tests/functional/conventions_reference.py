@@ -32,8 +32,19 @@ def verl_gae(rewards, values, mask, gamma, lam):
 
 
 def zeroed_gae(rewards, values, mask, gamma, lam):
-    """TRL and OpenRLHF: values times mask, then the plain recursion over padding and gaps."""
+    """OpenRLHF: values times mask, then the plain recursion over padding and gaps."""
     return recursion(rewards, values * mask, gamma, lam) * mask
+
+
+def trl_gae(outcomes, values, lengths, lam):
+    """TRL's PPO: value and outcome stand one slot after the last token, where there is room."""
+    width = values.shape[1]
+    place = torch.arange(width)
+    end = lengths.clamp(max=width - 1)
+    rewards = torch.zeros_like(values)
+    rewards[torch.arange(len(lengths)), end] = outcomes
+    kept = values * (place <= lengths[:, None])
+    return recursion(rewards, kept, 1.0, lam) * (place < lengths[:, None])
 
 
 def nemo_lambda(mask, alpha):

@@ -300,3 +300,14 @@ def test_a_bootstrap_value_in_float64_is_kept_in_float64():
     found = gae(x, x, mask, 0.9, 1.0, torch.tensor([1 / 3], dtype=torch.float64))
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, torch.tensor([[0.27, 0.3]], dtype=torch.float64))
+
+
+def test_values_in_float64_beside_rewards_in_float32_are_kept_in_float64():
+    values = torch.tensor([[1 / 3, 0.1]], dtype=torch.float64)
+    found = gae(torch.zeros(1, 2), values, torch.ones(1, 2, dtype=torch.bool), 0.9)
+    assert found.dtype == torch.float64
+    close(found, [[-1 / 3, -0.1]], 1e-15)
+
+
+def test_an_empty_response_has_the_smallest_lambda_whatever_alpha():
+    assert length_adaptive_lambda(torch.tensor([0]), 1e300, lambda_min=0.25) == 0.25

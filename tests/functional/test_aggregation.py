@@ -164,3 +164,8 @@ def test_loss_weight_of_zero_hides_a_nan():
     out.backward()
     assert out == 2.0
     assert loss.grad.tolist() == [[0.0, 1.0]]
+
+
+def test_a_count_given_as_a_number_is_not_rounded_to_float32():
+    x, weights = torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    assert aggregate(x, weights, 16_777_217).item() == 2 / 16_777_217

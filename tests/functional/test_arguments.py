@@ -25,13 +25,19 @@ FREE = ()  # a flag, a seed, anything hashable
 SURROGATE = (
     {"logprobs": X, "old_logprobs": X, "advantages": X},
     {"logprobs": "floats", "old_logprobs": "floats", "advantages": "numbers",
-     "clip_low": NEGATIVE, "clip_high": NEGATIVE, "dual_clip": [NAN, 1.0, -2.0]},
+     "clip_low": NEGATIVE, "clip_high": NEGATIVE, "dual_clip": [NAN, 1.0, -2.0, "3", True]},
 )  # fmt: skip
 KL = {"logprobs": X, "ref_logprobs": X}, {"logprobs": "floats", "ref_logprobs": "floats"}
 GROUP = {"scale_by_std": FREE, "ddof": COUNT, "eps": NEGATIVE, "tolerance": NEGATIVE}
 BY_MASK = {"mask": M}, {"mask": "mask"}
 LOSS = {"loss": X, "mask": M}, {"loss": "any", "mask": "mask"}
-SCORING = {"temperature": [NAN, INF, -1.0], "entropy": ["yes", None], "chunk": [0, -1, 1.5]}
+SCORING = {
+    "temperature": [NAN, INF, -1.0, 1e-38, "1", True, None],
+    "entropy": ["yes", None],
+    "chunk": [0, -1, 1.5],
+}
+
+SHAKY = [2, -3, (0, 1), 1.0, True]  # as a dimension
 
 GAE = (
     {"rewards": X, "values": X, "mask": M, "lam": R, "bootstrap": R},
@@ -43,16 +49,17 @@ CALLS = {
     "advantage_parts": GAE,
     "aggregate": (
         {"loss": X, "weights": X, "count": 1.0},
-        {"loss": "any", "weights": "numbers", "count": [NAN, INF, -1.0, R]},
+        {"loss": "any", "weights": "numbers", "count": [NAN, INF, -1.0, R, "1", None, True]},
     ),
     "bootstrap_interval": (
         {"values": X},
-        {"values": "any", "resamples": [0, *COUNT], "level": [0, 1, NAN], "seed": FREE},
+        {"values": "any", "resamples": [0, *COUNT], "level": [0, 1, NAN, "0.9"],
+         "seed": ["a", 1.5, True]},
     ),
     "clip_masks": SURROGATE,
     "clipped_surrogate": SURROGATE,
-    "constant_mean": ({**LOSS[0], "length": 4}, {**LOSS[1], "length": POSITIVE}),
-    "constant_weights": ({**BY_MASK[0], "length": 4}, {**BY_MASK[1], "length": POSITIVE}),
+    "constant_mean": ({**LOSS[0], "length": 4}, {**LOSS[1], "length": [*POSITIVE, 1e-50]}),
+    "constant_weights": ({**BY_MASK[0], "length": 4}, {**BY_MASK[1], "length": [*POSITIVE, 1e-50]}),
     "effective_horizon": (
         {"lengths": L, "lam": R},
         {"lengths": "lengths", "lam": [*FRACTION, R + 0.1, R * NAN, X], "gamma": FRACTION},
@@ -75,7 +82,8 @@ CALLS = {
     "hidden_logprobs_and_entropy": (
         {"hidden": LOGITS, "head": lambda h: h @ V, "ids": IDS},
         {"hidden": "scores", "ids": "ids", **SCORING,
-         "head": [lambda h: h @ V[0], lambda h: (h @ V)[:1], lambda h: (h @ V).long()]},
+         "head": [lambda h: h @ V[0], lambda h: (h @ V)[:1], lambda h: (h @ V).long(),
+                  lambda h: (h,)]},
     ),
     "kimi_length": (
         {"lengths": L, "correct": M[:, 0]}, {"lengths": "lengths", "correct": "mask"},
@@ -90,17 +98,17 @@ CALLS = {
     "last_token": BY_MASK,
     "length_adaptive_lambda": (
         {"lengths": L, "alpha": 0.05},
-        {"lengths": "lengths", "alpha": POSITIVE, "lambda_min": [NAN, -0.1, 1.0]},
+        {"lengths": "lengths", "alpha": POSITIVE, "lambda_min": [NAN, -0.1, 1.0, "0", None]},
     ),
     "logprobs_and_entropy": (
         {"logits": LOGITS, "ids": IDS}, {"logits": "scores", "ids": "ids", **SCORING},
     ),
-    "majority_at_k": ({"answers": ["3"], "gold": "3"}, {"answers": ["37"], "gold": FREE}),
+    "majority_at_k": ({"answers": ["3"], "gold": "3"}, {"answers": ["37", b"37"], "gold": FREE}),
     "majority_of_classes": (
         {"classes": IDS, "correct": M}, {"classes": "integers", "correct": "mask"},
     ),
-    "masked_mean": ({"x": X, "mask": M}, {"x": "any", "mask": "mask", "dim": [2, -3]}),
-    "masked_sum": ({"x": X, "mask": M}, {"x": "any", "mask": "mask", "dim": [2, -3]}),
+    "masked_mean": ({"x": X, "mask": M}, {"x": "any", "mask": "mask", "dim": SHAKY}),
+    "masked_sum": ({"x": X, "mask": M}, {"x": "any", "mask": "mask", "dim": SHAKY}),
     "masked_whiten": (
         {"x": X, "mask": M},
         {"x": "numbers", "mask": "mask", "ddof": COUNT, "eps": NEGATIVE, "reduce": FREE,
@@ -117,7 +125,7 @@ CALLS = {
     ),
     "prompt_mean": ({**LOSS[0], "group_ids": G}, {**LOSS[1], "group_ids": "integers"}),
     "prompt_weights": ({**BY_MASK[0], "group_ids": G}, {**BY_MASK[1], "group_ids": "integers"}),
-    "relative_position": ({**BY_MASK[0], "parts": 2}, {**BY_MASK[1], "parts": [0, *COUNT]}),
+    "relative_position": ({**BY_MASK[0], "parts": 2}, {**BY_MASK[1], "parts": [0, 2**62, *COUNT]}),
     "response_mask": (
         {"ids": IDS, "eos_ids": [2], "lengths": L},
         {"ids": "integers", "eos_ids": [2, [2.5], "2", [None]], "lengths": "lengths"},

@@ -65,7 +65,28 @@ def test_gae_equals_verl_and_nemo(g, mask, gamma, lam):
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.95])
-def test_gae_equals_trl_and_openrlhf_on_right_padding(g, lam):
+def test_gae_equals_trl_where_no_slot_follows_or_lambda_is_one(g, lam):
+    """With a slot behind, TRL's last token gets lam R + (1 - lam) V(after) - V, ours R - V."""
+    outcomes, values, lengths = random(g, B), random(g, B, T), RIGHT.sum(1)
+    want = theirs.trl_gae(outcomes, values, lengths, lam)
+    got = gae(outcome_to_tokens(outcomes, RIGHT), values, RIGHT, 1.0, lam)
+    full = lengths == T
+    assert full.any()
+    assert not full.all()
+    equal(got[full], want[full])
+    if lam == 1.0:
+        equal(got, want)
+        return
+    rows = (~full).nonzero().squeeze(1)
+    last = lengths[rows] - 1
+    behind = values[rows, last + 1]
+    blend = lam * outcomes[rows] + (1 - lam) * behind - values[rows, last]
+    equal(want[rows, last], blend)
+    equal(got[rows, last], outcomes[rows] - values[rows, last])
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.95])
+def test_gae_equals_openrlhf_on_right_padding(g, lam):
     rewards, values = outcome_to_tokens(random(g, B), RIGHT), random(g, B, T)
     equal(
         gae(rewards, values, RIGHT, 1.0, lam),

@@ -208,6 +208,20 @@ def test_value_loss_equals_the_loops(generator, clip):
     close(value_loss(v, r, old, clip), [oracles.value_loss(*row, clip) for row in rows], 1e-12)
 
 
+@PROPERTY
+@given(generators(), st.sampled_from([None, 0.0, 0.2, 0.5]))
+def test_the_slope_of_the_value_loss_is_the_error_except_where_the_clip_holds(generator, clip):
+    v, r, old = (noise(generator, 30) for _ in range(3))
+    v.requires_grad_()
+    (slope,) = torch.autograd.grad(value_loss(v, r, old, clip).sum(), v)
+    error, step = v.detach() - r, v.detach() - old
+    # held: beyond the bound, where the value at the bound is further from its target
+    bound = torch.full_like(step, clip if clip is not None else float("inf"))
+    at_bound = old + step.clamp(-bound, bound)
+    held = (step.abs() > bound) & ((at_bound - r).abs() > error.abs())
+    close(slope, torch.where(held, 0.0, error), 1e-12)
+
+
 def test_b22_clipped_value_loss_takes_the_maximum():
     values = torch.tensor([1.0, -0.5], requires_grad=True)
     loss = value_loss(values, torch.tensor([0.9, 1.0]), torch.zeros(2), 0.2)

@@ -37,6 +37,23 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 9))
 chunks = st.sampled_from([None, 1, 2, 3, 5, 8, 100])
 
 
+@pytest.mark.parametrize("way", ["logits", "hidden"])
+def test_at_the_vocabulary_of_a_real_model_float32_is_within_1e_6_of_float64(way):
+    """Relative to the size of the numbers: a log-probability of -11 is rounded to 1e-6 itself."""
+    exact, ids = problem(2, 8, 49_152)
+    want = plain(exact, ids)
+    (want_grad,) = torch.autograd.grad((want[0] + 0.1 * want[1]).sum(), exact)
+    logits = exact.detach().float().requires_grad_()
+    if way == "logits":
+        got = logprobs_and_entropy(logits, ids, entropy="grad", chunk=5)
+    else:
+        got = hidden_logprobs_and_entropy(logits, lambda h: h, ids, entropy="grad", chunk=5)
+    (grad,) = torch.autograd.grad((got[0] + 0.1 * got[1]).sum(), logits)
+    for found, exactly in zip(got, want, strict=True):
+        torch.testing.assert_close(found.double(), exactly, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad.double(), want_grad, rtol=0, atol=1e-6)
+
+
 @PROPERTY
 @given(shapes, st.integers(0, 99), st.sampled_from([0.5, 1.0, 2.0]), chunks)
 def test_values_equal_the_definition(shape, seed, temperature, chunk):
