@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import replacing
+from lit_reason.files import PARTIAL, replacing
 
 
 class Checkpoints(TorchCheckpointIO):
@@ -35,6 +35,8 @@ class Checkpoints(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
+        for left in Path(path).parent.glob(f".*.ckpt{PARTIAL}"):  # by a run that was killed
+            left.unlink(missing_ok=True)
         with replacing(Path(path)) as partial, partial.open("wb") as file:
             writer: Any = _Remembering(file)
             try:

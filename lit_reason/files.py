@@ -7,6 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PARTIAL = ".partial"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names the file when something goes wrong in the block, and says what to do.
+
+    Args:
+        path: The file that is written.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        why = f"cannot be written ({error.strerror}); make room, then continue the run"
+        raise OSError(error.errno, why, str(path)) from error
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -20,17 +41,15 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: It cannot be written, with the name of the file and what to do.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # beside the file, as only a rename inside one file system is atomic
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            why = f"cannot be written ({error.strerror}); make room, then continue the run"
-            raise OSError(error.errno, why, str(path)) from error
-        raise
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_reason.files import replacing
+from lit_reason.files import replacing, writing
 
 
 def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Appends one JSON object a line; makes the folder if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

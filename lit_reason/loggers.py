@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_reason.files import replacing
+from lit_reason.files import replacing, writing
 
 
 class MetricsFile(CSVLogger):
@@ -51,7 +51,7 @@ class _Writer(ExperimentWriter):
         path = Path(self.metrics_file_path)
         first = not self.metrics_keys
         if not self._record_new_keys():
-            with path.open("a", newline="", encoding="utf-8") as file:
+            with writing(path), path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
         else:
             earlier = _read(path)

@@ -83,11 +83,13 @@ class Kill:
         moment: A key of `MOMENTS`, or "anywhere".
         count: How often the moment has come by then.
         delay: Seconds after that.
+        number: The signal.
     """
 
     moment: str
     count: int
     delay: float
+    number: int = signal.SIGKILL
 
 
 def random_kill(source: random.Random, moment: str) -> Kill:
@@ -116,19 +118,19 @@ def _child(args: list[str], kill: Kill | None, doing: Any) -> None:
         doing.value = DOING.index(what)
         seen[what] += 1
         if kill and (what, seen[what]) == (kill.moment, kill.count):
-            die_in(kill.delay)
+            signal_in(kill)
 
     if kill and kill.moment == "anywhere":
-        die_in(kill.delay)
+        signal_in(kill)
     on_stage, save = StopSignals.on_stage, Checkpoints.save_checkpoint
     StopSignals.on_stage = lambda self, trainer, stage: (now(stage), on_stage(self, trainer, stage))  # type: ignore[method-assign]
     Checkpoints.save_checkpoint = lambda *a, **k: (now("writing"), save(*a, **k))  # type: ignore[method-assign]
     run(args)
 
 
-def die_in(seconds: float) -> None:
-    """Kills this process soon, whatever it does by then."""
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+def signal_in(kill: Kill) -> None:
+    """Sends this process the signal soon, whatever it does by then."""
+    timer = threading.Timer(kill.delay, os.kill, (os.getpid(), kill.number))
     timer.daemon = True
     timer.start()
 

@@ -2,11 +2,13 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
 from lit_reason.callbacks.samples import COLUMNS
+from lit_reason.jsonl import append_rows
 from lit_reason.loggers import MetricsFile
 from tests.conftest import SMALL, fit, tiny
 
@@ -65,6 +67,18 @@ def test_a_last_row_that_was_cut_off_is_dropped(tmp_path):
     path.write_text(text + cut)
     log(tmp_path, (2, {"reward": 3}))
     assert steps(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_names_the_file(tmp_path):
+    logger = log(tmp_path, (0, {"reward": 1}))
+    for name in ("metrics.csv", "samples.jsonl"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); make room"):
+        logger.log_metrics({"reward": 2}, 1)
+    with pytest.raises(OSError, match=r"samples\.jsonl"):
+        append_rows(tmp_path / "samples.jsonl", [{"rollout": 0}])
 
 
 @pytest.fixture(scope="module")

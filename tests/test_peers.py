@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import SMALL, tiny
 
@@ -31,8 +32,14 @@ def rank_of_two(rank, port, args, moment):
     from lit_reason.cli import run
     from lit_reason.stopping import StopSignals
 
+    own = StopSignals.on_stage
+
     def on_stage(self, trainer, stage):
-        if trainer.lightning_module.policy_version == 1 and stage == moment:
+        own(self, trainer, stage)
+        version = trainer.lightning_module.policy_version
+        if (moment, version, stage, rank) == ("signal", 0, "update", 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if version == 1 and stage == moment:
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(LIMIT * (stage == "rollout"))  # a long generation, without a collective
@@ -46,9 +53,8 @@ def free_port():
         return server.getsockname()[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["rollout", "update"])
-def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment):
+def ranks_of(moment):
+    """Both ranks of a run, started."""
     two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--run_dir=run"]
     args = ["fit", *tiny("grpo"), *SMALL, *two]
     context = multiprocessing.get_context("forkserver")
@@ -57,6 +63,13 @@ def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment
     ranks = [context.Process(target=rank_of_two, args=(r, port, args, moment)) for r in range(2)]
     for process in ranks:
         process.start()
+    return ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["rollout", "update"])
+def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment):
+    ranks = ranks_of(moment)
     ranks[1].join()
     died = time.monotonic()
     ranks[0].join(LIMIT)
@@ -69,3 +82,13 @@ def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment
     assert re.search(
         r"rank 1 has ended, so rank 0 stops: .*continue with --ckpt_path=last", lines[0]
     )
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_both_after_the_same_rollout():
+    ranks = ranks_of("signal")
+    for process in ranks:
+        process.join(LIMIT)
+    assert [process.exitcode for process in ranks] == [143, 143]
+    assert "stopped by SIGTERM after 1 rollouts; continue with: " in Path("rank0.txt").read_text()
+    assert torch.load("run/checkpoints/last.ckpt", weights_only=True)["policy_version"] == 1

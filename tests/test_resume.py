@@ -80,8 +80,9 @@ def runs(tmp_path_factory):
         done = {"whole": go("whole", "--trainer.max_epochs=2")}
         go("halves", "--trainer.max_epochs=1")
         shutil.copytree(folder / "halves", folder / "half")
-        last = folder / "halves" / "checkpoints" / "last.ckpt"
-        done["halves"] = go("halves", "--trainer.max_epochs=2", f"--ckpt_path={last}")
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        saved = f"--config={folder / 'halves' / 'config.yaml'}"
+        done["halves"] = run(["fit", saved, "--ckpt_path=last", "--trainer.max_epochs=2"])
         with pytest.raises(SystemExit):
             go("killed", "--trainer.max_epochs=2", "--callbacks.dies=callback_that_dies.Dies")
         shutil.copytree(folder / "killed", folder / "dead")
@@ -337,6 +338,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint_whole(copied, ca
 def test_a_checkpoint_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     """Killed at any moment, the earlier file is there; only the rename shows the new one."""
     path, seen = tmp_path / "last.ckpt", []
+    (tmp_path / ".rollout_00002.ckpt.partial").write_text("of a run that was killed")
     Checkpoints().save_checkpoint({"a": 1}, path)
     rename = Path.replace
     monkeypatch.setattr(
@@ -346,3 +348,4 @@ def test_a_checkpoint_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     )
     Checkpoints().save_checkpoint({"a": 2}, path)
     assert (seen, torch.load(path)["a"]) == ([1], 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
