@@ -52,11 +52,14 @@ class Response:
         ids: The sampled tokens, the end token included. Training uses these, never a re-encoding.
         text: The decoded tokens without special ones, for verifiers and tables.
         truncated: The token budget ended before an end token was sampled.
+        logprobs: Of each token, in the distribution that the engine drew it from; `None` where it
+            does not say. Two responses are equal without them.
     """
 
     ids: tuple[int, ...]
     text: str
     truncated: bool
+    logprobs: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def length(self) -> int:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from lit_reason.batch import Prompt, Response
 from lit_reason.cache import growing_cache
+from lit_reason.decoding import Sampled, decode
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 
@@ -168,6 +169,8 @@ def _finite() -> Iterator[None]:
 class HFEngine(RolloutEngine):
     """`transformers` generation with the module's own actor, on its device and in its precision.
 
+    A prompt is read once for the responses of its group that fit a micro-batch.
+
     Args:
         micro_batch_size: Responses generated at once.
     """
@@ -180,40 +183,47 @@ class HFEngine(RolloutEngine):
         self, prompts: Sequence[list[int]], samples: int, sampling: Sampling, seed: int
     ) -> list[list[Response]]:
         """See `RolloutEngine.generate`."""
-        rows = [ids for ids in prompts for _ in range(samples)]
         responses: list[Response] = []
         device = self.module.device
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self._inference() as actor, _finite():
             torch.manual_seed(seed)
-            for start in range(0, len(rows), self.micro_batch_size):
-                chunk = rows[start : start + self.micro_batch_size]
-                responses += self._generate(actor, chunk, sampling)
+            for chunk, copies in self._chunks(prompts, samples):
+                responses += self._generate(actor, chunk, copies, sampling)
         return [responses[i : i + samples] for i in range(0, len(responses), samples)]
 
+    def _chunks(
+        self, prompts: Sequence[list[int]], samples: int
+    ) -> Iterator[tuple[Sequence[list[int]], int]]:
+        """(prompts, responses to each) that fit a micro-batch: whole groups, or parts of one."""
+        size, most = max(self.micro_batch_size // samples, 1), self.micro_batch_size
+        for start in range(0, len(prompts), size):
+            for done in range(0, samples, most):
+                yield prompts[start : start + size], min(most, samples - done)
+
     def _generate(
-        self,
-        actor: Any,
-        rows: list[list[int]],
-        sampling: Sampling,
+        self, actor: Any, prompts: Sequence[list[int]], copies: int, sampling: Sampling
     ) -> list[Response]:
         backbone = self.module.backbone
         tokenizer, eos_ids = backbone.tokenizer, backbone.eos_ids
-        width = max(len(row) for row in rows)
-        pad = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        out = actor.generate(
+        width = max(len(row) for row in prompts)
+        pad = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in prompts]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
+        sampled: Sampled = actor.generate(
             torch.tensor(pad, device=self.module.device),
             attention_mask=torch.tensor(mask, device=self.module.device),
             generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
             cache=growing_cache(actor.config),
-        )[:, width:].cpu()
+            custom_generate=decode,
+            copies=copies,
+        )
+        out, logprobs = (x.cpu() for x in sampled)
         keep, truncated = response_mask(out, eos_ids)
         ids = [row[m].tolist() for row, m in zip(out, keep, strict=True)]
         texts = tokenizer.decode(ids, skip_special_tokens=True)
         return [
-            Response(tuple(i), text, bool(cut))
-            for i, text, cut in zip(ids, texts, truncated, strict=True)
+            Response(tuple(i), text, bool(cut), tuple(drawn[: len(i)].tolist()))
+            for i, text, cut, drawn in zip(ids, texts, truncated, logprobs, strict=True)
         ]
 
     @contextmanager
