@@ -86,4 +86,4 @@ class Evaluator:
 
     def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
         rows = torch.arange(len(rollout), device=rollout.rewards.device)
-        return [part for part in rows.split(self.module.update.micro_batch_size) if len(part)]
+        return self.module.update.micro_batches(rollout, rows)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_reason.batch import Experience
+from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError, blaming, require_at_least_one
 from lit_reason.forms import require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
@@ -24,7 +24,11 @@ class Update:
     Attributes:
         epochs: Passes over the rollout.
         minibatch_size: Responses per optimizer step, on each rank.
-        micro_batch_size: Responses per forward and backward pass; only memory depends on it.
+        micro_batch_size: Most responses per forward and backward pass; only memory and speed depend
+            on it.
+        micro_batch_tokens: Most tokens per forward and backward pass, prompts and padding included,
+            so that many short or few long responses go together; one response may be longer. Null
+            counts responses only.
         max_grad_norm: Largest gradient norm of each network; null does not clip.
         critic_epochs: Passes of the critic; null takes `epochs`.
         critic_minibatch_size: Responses per optimizer step of the critic; null takes
@@ -36,6 +40,7 @@ class Update:
     epochs: int = 1
     minibatch_size: int = 512
     micro_batch_size: int = 8
+    micro_batch_tokens: int | None = None
     max_grad_norm: float | None = 1.0
     critic_epochs: int | None = None
     critic_minibatch_size: int | None = None
@@ -70,14 +75,14 @@ class Update:
                     f"model.update.{name}={size} does not divide data.groups_per_rollout * "
                     f"data.group_size = {rollout_size}; choose one of {_divisors(rollout_size)}"
                 )
-            if size % self.micro_batch_size:
+            if size % self.micro_batch_size and self.micro_batch_tokens is None:
                 raise ConfigError(
                     f"model.update.micro_batch_size={self.micro_batch_size} does not divide "
                     f"model.update.{name}={size}; choose one of {_divisors(size)}"
                 )
 
     def partition(
-        self, lengths: Tensor, rows: Tensor, size: int, generator: torch.Generator
+        self, rollout: RolloutBatch, rows: Tensor, size: int, generator: torch.Generator
     ) -> list[list[Tensor]]:
         """Splits rows of a rollout at random into mini-batches of micro-batches.
 
@@ -85,16 +90,40 @@ class Update:
         micro-batch holds little padding.
 
         Args:
-            lengths: (B,) response lengths.
+            rollout: B responses.
             rows: Indices of the rows to split.
             size: Rows in a mini-batch; the last may hold fewer.
             generator: Source of the permutation.
         """
-        rows, lengths = rows[torch.randperm(len(rows), generator=generator)], lengths.cpu()
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        lengths = rollout.lengths.cpu()
         return [
-            list(part[lengths[part].argsort(stable=True)].split(self.micro_batch_size))
+            self.micro_batches(rollout, part[lengths[part].argsort(stable=True)])
             for part in rows.split(size)
         ]
+
+    def micro_batches(self, rollout: RolloutBatch, rows: Tensor) -> list[Tensor]:
+        """Splits rows, in their order, into pieces that fit a forward pass.
+
+        Args:
+            rollout: B responses.
+            rows: Indices of the rows to split.
+        """
+        if self.micro_batch_tokens is None:
+            return [part for part in rows.split(self.micro_batch_size) if len(part)]
+        sizes = torch.stack([rollout.prompt_mask.sum(1), rollout.lengths], 1)[rows].tolist()
+        pieces: list[int] = []
+        widest = [0, 0]
+        for size in sizes:
+            widest = [max(a, b) for a, b in zip(widest, size, strict=True)]
+            count = pieces[-1] + 1 if pieces else 0
+            fits = count * sum(widest) <= self.micro_batch_tokens
+            if pieces and fits and count <= self.micro_batch_size:
+                pieces[-1] = count
+            else:
+                pieces.append(1)
+                widest = size
+        return list(rows.split(pieces)) if pieces else []
 
 
 class Learner:

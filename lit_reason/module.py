@@ -234,7 +234,7 @@ class ReasonModule(LightningModule):
         only = rollout.critic_only.cpu()
         rows = torch.arange(len(only)) if network == "critic" else (~only).nonzero().squeeze(1)
         _, size = self.update.schedule(network)
-        return self.update.partition(rollout.lengths, rows, size, generator)
+        return self.update.partition(rollout, rows, size, generator)
 
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
