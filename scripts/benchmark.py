@@ -75,17 +75,17 @@ def compare(case: Case, contenders: list[str]) -> dict[str, Any]:
         processes[-1].start()
         theirs.close()
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-    peaks = []
-    for turn in range(case.rounds + 1):
-        order = contenders if turn % 2 else contenders[::-1]
-        for name in order:
-            connections[name].send("go")
-            measured = connections[name].recv()
-            if turn:  # the first step also allocates and compiles
-                peaks.append(matmul_peak(case))
-                rounds[name].append({**measured, "peak_flops": peaks[-1]})
-    for process in processes:
-        process.join()
+    try:
+        for turn in range(case.rounds + 1):
+            for name in contenders if turn % 2 else contenders[::-1]:
+                connections[name].send("go")
+                measured = connections[name].recv()
+                print(f"round {turn} {name}: {measured['step']:.2f} s", file=sys.stderr, flush=True)
+                if turn:  # the first step also allocates
+                    rounds[name].append({**measured, "peak_flops": matmul_peak(case)})
+    finally:
+        for process in processes:
+            process.kill()
     return {name: summarise(case, steps) for name, steps in rounds.items()}
 
 
