@@ -37,7 +37,7 @@ def annotate(
     columns = _columns(module, rollout, micro_batches)
     rewards = token_rewards(rollout, columns, module.kl_in_reward)
     values, end = columns.get("values"), columns.pop("after", None)
-    estimator, mask = module.advantage, rollout.response_mask
+    estimator, mask = module.advantage, rollout.policy_mask
     after = () if end is None or not estimator.bootstraps else (end * rollout.truncated,)
     with blaming("model.advantage", estimator):
         estimated = estimator(rollout, rewards, values, *after)
@@ -67,7 +67,7 @@ def token_rewards(rollout: RolloutBatch, columns: dict[str, Tensor], kl_in_rewar
         columns: `old_logprobs` and `ref_logprobs`, (B, T) each, where there is a penalty.
         kl_in_reward: Its β; 0 is none.
     """
-    mask = rollout.response_mask
+    mask = rollout.policy_mask
     rewards = outcome_to_tokens(rollout.rewards, mask) + rollout.token_rewards
     if kl_in_reward:
         logprobs, ref = columns["old_logprobs"], columns["ref_logprobs"]

@@ -217,7 +217,7 @@ class Learner:
         for name, term in self.terms.items():
             with blaming(_key(name), term):
                 mask = term.mask(experience)
-            shape = rollout.response_mask.shape
+            shape = rollout.policy_mask.shape
             require_tensor(f"{_key(name)}={type(term).__name__}: the mask", mask, shape, torch.bool)
             assert term.aggregation is not None
             with blaming(f"{_key(name)}.aggregation", term.aggregation):
@@ -228,7 +228,7 @@ class Learner:
             weights[name] = weight * rollout.loss_weight[:, None]
             weighs = weight != 0
             used = (weights[name] != 0).sum()
-            faults = [mask & ~rollout.response_mask, weighs & ~mask, ~weight.isfinite()]
+            faults = [mask & ~rollout.policy_mask, weighs & ~mask, ~weight.isfinite()]
             numbers = [count, mask.sum(), used, *(fault.sum() for fault in faults)]
             counts += [n.to(torch.float32) for n in numbers]
         total = torch.stack(counts)
@@ -321,7 +321,9 @@ def _check_numbers(name: str, term: LossTerm, numbers: Sequence[float]) -> None:
     count, _, used, padding, outside, infinite = numbers
     own, aggregation = f"{_key(name)}={type(term).__name__}", type(term.aggregation).__name__
     if padding:
-        raise ConfigError(f"{own}: its mask counts {padding:.0f} positions of padding")
+        raise ConfigError(
+            f"{own}: its mask counts {padding:.0f} positions of padding, or not of the policy"
+        )
     own = f"{_key(name)}.aggregation={aggregation}"
     if outside:
         raise ConfigError(f"{own}: weighs {outside:.0f} tokens that the term does not count")

@@ -37,7 +37,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.stages import enter_stage
-from lit_reason.statistics import average, describe, over_ranks
+from lit_reason.statistics import average, describe, mismatch, over_ranks
 
 
 class ReasonModule(LightningModule):
@@ -310,6 +310,7 @@ class ReasonModule(LightningModule):
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
         stats = describe(rollout.of_policy, {k: v[~rollout.critic_only] for k, v in extra.items()})
+        stats |= mismatch(experience)
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.returns is not None:

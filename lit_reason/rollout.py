@@ -142,14 +142,29 @@ def check_responses(
     for response in (r for answers in responses for r in answers):
         if not isinstance(response, Response) or not isinstance(response.text, str):
             raise ConfigError(f"{key}: returned {response!r:.80}, expected a Response with a text")
-        ids = response.ids
-        if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
-            raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
-        if len(ids) > sampling.max_new_tokens:
+        _check_tokens(key, response, vocabulary)
+        if len(response.ids) > sampling.max_new_tokens:
             raise ConfigError(
-                f"{key}: a response of {len(ids)} tokens is longer than max_new_tokens="
+                f"{key}: a response of {len(response.ids)} tokens is longer than max_new_tokens="
                 f"{sampling.max_new_tokens}"
             )
+
+
+def _check_tokens(key: str, response: Response, vocabulary: int) -> None:
+    """Refuses ids that are no tokens, and columns beside them that do not fit."""
+    ids, logprobs, mask = response.ids, response.logprobs, response.mask
+    if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
+        raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
+    for name, column in (("logprobs", logprobs), ("mask", mask)):
+        if column is not None and len(column) != len(ids):
+            raise ConfigError(
+                f"{key}: a response of {len(ids)} tokens has {len(column)} entries in {name}; "
+                "give one a token, or None"
+            )
+    if not all(map(math.isfinite, logprobs or ())):
+        raise ConfigError(f"{key}: a response has logprobs that are not finite")
+    if set(map(type, mask or ())) - {bool}:
+        raise ConfigError(f"{key}: a response has a mask of other values than True and False")
 
 
 @contextmanager

@@ -77,6 +77,11 @@ CALLS = {
         {"hidden": "scores", "ids": "ids", **SCORING,
          "head": [lambda h: h @ V[0], lambda h: (h @ V)[:1], lambda h: (h @ V).long()]},
     ),
+    "importance_weights": (
+        {"logprobs": X, "sampled_logprobs": X, "mask": M},
+        {"logprobs": "floats", "sampled_logprobs": "floats", "mask": "mask", "cap": POSITIVE,
+         "level": ["row", None], "cut": ["drop", None]},
+    ),
     "kimi_length": (
         {"lengths": L, "correct": M[:, 0]}, {"lengths": "lengths", "correct": "mask"},
     ),
