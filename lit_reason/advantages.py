@@ -184,7 +184,7 @@ class GAE(AdvantageEstimator):
     ) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
         assert values is not None
-        mask = rollout.response_mask
+        mask = rollout.policy_mask
         lam = self.policy_lambda(rollout)
         advantages = gae(rewards, values, mask, self.gamma, lam, after)
         targets = gae(rewards, values, mask, self.gamma, self.lam_critic, after)
@@ -197,7 +197,7 @@ class GAE(AdvantageEstimator):
 
     def policy_lambda(self, rollout: RolloutBatch) -> Tensor:
         """(B,) float32: λ_policy of each response."""
-        lengths = rollout.lengths
+        lengths = rollout.policy_mask.sum(dim=1)
         if self.alpha is None:
             return torch.full(lengths.shape, self.lam_policy, device=lengths.device)
         lam = length_adaptive_lambda(lengths, self.alpha, self.lambda_min)
@@ -236,7 +236,7 @@ class GroupRelative(AdvantageEstimator):
 
     def __call__(self, rollout: RolloutBatch, rewards: Tensor, values: Tensor | None) -> Advantages:
         """See `AdvantageEstimator.__call__`."""
-        mask, ids, scored = rollout.response_mask, rollout.group_ids, rollout.scored
+        mask, ids, scored = rollout.policy_mask, rollout.group_ids, rollout.scored
         if bool(rollout.step_mask.any()):
             steps = rollout.step_mask & scored[:, None]
             advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)

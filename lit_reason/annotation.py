@@ -37,7 +37,7 @@ def annotate(
     columns = _columns(module, rollout, micro_batches)
     rewards = token_rewards(rollout, columns, module.kl_in_reward)
     values, end = columns.get("values"), columns.pop("after", None)
-    estimator, mask = module.advantage, rollout.response_mask
+    estimator, mask = module.advantage, rollout.policy_mask
     bootstraps = end is not None and estimator.bootstraps
     after = [torch.where(rollout.truncated, end, 0.0)] if bootstraps else []  # type: ignore[arg-type]
     with blaming("model.advantage", estimator):
@@ -68,7 +68,7 @@ def token_rewards(rollout: RolloutBatch, columns: dict[str, Tensor], kl_in_rewar
         columns: `old_logprobs` and `ref_logprobs`, (B, T) each, where there is a penalty.
         kl_in_reward: Its β; 0 is none.
     """
-    mask = rollout.response_mask
+    mask = rollout.policy_mask
     rewards = outcome_to_tokens(rollout.rewards, mask) + rollout.token_rewards
     if kl_in_reward:
         logprobs, ref = columns["old_logprobs"], columns["ref_logprobs"]
@@ -82,9 +82,7 @@ def _columns(
     """What the networks say of all rows, (B, ...) each."""
     columns: dict[str, Tensor] = {}
     only = rollout.critic_only.nonzero().squeeze(1)
-    for rows in [*micro_batches, *only.split(module.update.micro_batch_size)]:
-        if not len(rows):
-            continue
+    for rows in [*micro_batches, *module.update.micro_batches(rollout, only)]:
         rows = rows.to(rollout.rewards.device)
         for name, value in _scored(module, rollout[rows]).items():
             shape = (len(rollout), *value.shape[1:])

@@ -52,15 +52,22 @@ class Response:
         ids: The sampled tokens, the end token included. Training uses these, never a re-encoding.
         text: The decoded tokens without special ones, for verifiers and tables.
         truncated: The token budget ended before an end token was sampled.
+        logprobs: Of each token, in the distribution that the engine drew it from; `None` where it
+            does not say. Two responses are equal without them.
+        mask: Whether the policy sampled each token; `None` where it sampled all. The others, the
+            output of a tool for example, are context of what follows: they count in no loss and no
+            advantage, and GAE carries over them.
     """
 
     ids: tuple[int, ...]
     text: str
     truncated: bool
+    logprobs: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
+    mask: tuple[bool, ...] | None = None
 
     @property
     def length(self) -> int:
-        """Number of sampled tokens, the end token included."""
+        """Number of tokens, the end token and those of tools included."""
         return len(self.ids)
 
 
@@ -132,13 +139,15 @@ class RolloutBatch(_Rows):
     """What the rollout engine produced and the task judged.
 
     Callbacks may edit `loss_mask`, `value_mask`, `loss_weight` and `rewards` before the update.
-    Both masks start as `response_mask` of the scored responses.
+    Both masks start as `policy_mask` of the scored responses.
 
     Attributes:
         prompt_ids: (B, P) int64, left-padded.
         prompt_mask: (B, P) bool.
         response_ids: (B, T) int64, right-padded.
-        response_mask: (B, T) bool: the token was sampled (end token included). Never edited.
+        response_mask: (B, T) bool: the token exists (end token included). Never edited.
+        policy_mask: (B, T) bool: the policy sampled it; all that exist, but where an engine gave a
+            `Response.mask`. Never edited.
         loss_mask: (B, T) bool: the token trains the actor.
         value_mask: (B, T) bool: the token trains the critic.
         loss_weight: (B,) float32, multiplies the row's loss but not its normaliser. Starts as ones.
@@ -153,6 +162,8 @@ class RolloutBatch(_Rows):
             the critic's sake. It stands behind all others and is in no statistic of the policy.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
+        sampled_logprobs: (B, T) float32: what the engine says of each token that it drew, 0 on
+            padding; `None` where it does not.
         answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
             evaluation only.
         temperature: The sampling temperature, at which log-probs are scored.
@@ -169,6 +180,7 @@ class RolloutBatch(_Rows):
     prompt_mask: Tensor
     response_ids: Tensor
     response_mask: Tensor
+    policy_mask: Tensor
     loss_mask: Tensor
     value_mask: Tensor
     loss_weight: Tensor
@@ -181,6 +193,7 @@ class RolloutBatch(_Rows):
     critic_only: Tensor
     group_ids: Tensor
     prompt_index: Tensor
+    sampled_logprobs: Tensor | None = None
     answer_ids: Tensor | None = None
     temperature: float = 1.0
     prompts: tuple[Prompt, ...] = ()
@@ -203,7 +216,7 @@ class RolloutBatch(_Rows):
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) int64: sampled tokens of each response."""
+        """(B,) int64: tokens of each response."""
         return self.response_mask.sum(dim=1)
 
     @property
@@ -231,6 +244,8 @@ class RolloutBatch(_Rows):
         faults = {
             "loss_mask counts padding": self.loss_mask & ~self.response_mask,
             "value_mask counts padding": self.value_mask & ~self.response_mask,
+            "loss_mask counts tokens that the policy did not sample": self.loss_mask
+            & ~self.policy_mask,
             "loss_weight is not finite": ~self.loss_weight.isfinite(),
             "rewards are not finite": ~self.rewards.isfinite(),
         }
@@ -267,12 +282,14 @@ class RolloutBatch(_Rows):
         token_rewards, step_mask = _pad_token_rewards(groups, rows, response_mask)
         scored = torch.tensor([groups[g].scored[r] for g, r in rows])
         only = torch.tensor([g >= policy_groups for g, _ in rows])
-        trains = response_mask & scored[:, None]
+        policy_mask, sampled_logprobs = _of_engine(responses, response_mask)
+        trains = policy_mask & scored[:, None]
         return cls(
             prompt_ids=flipped.flip(1),
             prompt_mask=mask.flip(1),
             response_ids=response_ids,
             response_mask=response_mask,
+            policy_mask=policy_mask,
             loss_mask=trains & ~only[:, None],
             value_mask=trains.clone(),
             loss_weight=torch.ones(len(rows)),
@@ -283,6 +300,7 @@ class RolloutBatch(_Rows):
             truncated=torch.tensor([r.truncated for r in responses]),
             scored=scored,
             critic_only=only,
+            sampled_logprobs=sampled_logprobs,
             group_ids=torch.tensor([g for g, _ in rows]),
             prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
             prompts=tuple(groups[g].prompt for g, _ in rows),
@@ -358,6 +376,20 @@ def _pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tens
         ids = ids.new_full((len(rows), 1), pad_id)
     lengths = torch.tensor([len(row) for row in rows])
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]
+
+
+def _of_engine(
+    responses: Sequence[Response], response_mask: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """(B, T) what the policy sampled, and the engine's log-probs if it gave those of all."""
+    policy_mask, logprobs = response_mask.clone(), torch.zeros(response_mask.shape)
+    for row, response in enumerate(responses):
+        if response.mask is not None:
+            policy_mask[row, : response.length] = torch.tensor(response.mask, dtype=torch.bool)
+        if response.logprobs is not None:
+            logprobs[row, : response.length] = torch.tensor(response.logprobs)
+    known = all(response.logprobs is not None for response in responses)
+    return policy_mask, logprobs if known else None
 
 
 def _pad_token_rewards(

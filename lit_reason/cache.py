@@ -39,6 +39,19 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (room[..., :end, :] for room in self.room)
         return self.keys, self.values
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every row."""
+        self._keep(*(room.repeat_interleave(repeats, 0) for room in self.room))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps these rows only."""
+        self._keep(*(room[indices] for room in self.room))
+
+    def _keep(self, keys: Tensor, values: Tensor) -> None:
+        end = self.get_seq_length()
+        self.room = (keys, values)
+        self.keys, self.values = (room[..., :end, :] for room in self.room)
+
     def _grow(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         blocks = -(-end // self.block)
         grown = new.new_empty(*new.shape[:-2], blocks * self.block, new.shape[-1])

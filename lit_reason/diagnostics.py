@@ -106,7 +106,7 @@ class _Measured:
         self.predicted, self.rewards = experience.values, experience.rewards
         self.gamma, self.reduce = gamma, reduce
         rollout = experience.rollout
-        self.mask, self.right = rollout.response_mask, rollout.correct.long()[:, None]
+        self.mask, self.right = rollout.policy_mask, rollout.correct.long()[:, None]
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask

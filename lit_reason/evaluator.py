@@ -76,7 +76,7 @@ class Evaluator:
     def _values_and_returns(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Values, Monte-Carlo returns and where they count, (B, T) each, without what fills up."""
         rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
-        mask, values = rollout.response_mask, torch.zeros_like(rollout.token_rewards)
+        mask, values = rollout.policy_mask, torch.zeros_like(rollout.token_rewards)
         for rows in self._micro_batches(rollout):
             values[rows] = state_values(self.module.critic, rollout[rows])
         rewards = outcome_to_tokens(rollout.rewards, mask)
@@ -86,4 +86,4 @@ class Evaluator:
 
     def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
         rows = torch.arange(len(rollout), device=rollout.rewards.device)
-        return [part for part in rows.split(self.module.update.micro_batch_size) if len(part)]
+        return self.module.update.micro_batches(rollout, rows)

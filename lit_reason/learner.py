@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_reason.batch import Experience
+from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError, blaming, require_at_least_one
 from lit_reason.forms import require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
@@ -24,7 +24,11 @@ class Update:
     Attributes:
         epochs: Passes over the rollout.
         minibatch_size: Responses per optimizer step, on each rank.
-        micro_batch_size: Responses per forward and backward pass; only memory depends on it.
+        micro_batch_size: Most responses per forward and backward pass; only memory and speed depend
+            on it.
+        micro_batch_tokens: Most tokens per forward and backward pass, prompts and padding included,
+            so that many short or few long responses go together; one response may be longer. Null
+            counts responses only.
         max_grad_norm: Largest gradient norm of each network; null does not clip.
         critic_epochs: Passes of the critic; null takes `epochs`.
         critic_minibatch_size: Responses per optimizer step of the critic; null takes
@@ -36,6 +40,7 @@ class Update:
     epochs: int = 1
     minibatch_size: int = 512
     micro_batch_size: int = 8
+    micro_batch_tokens: int | None = None
     max_grad_norm: float | None = 1.0
     critic_epochs: int | None = None
     critic_minibatch_size: int | None = None
@@ -70,14 +75,14 @@ class Update:
                     f"model.update.{name}={size} does not divide data.groups_per_rollout * "
                     f"data.group_size = {rollout_size}; choose one of {_divisors(rollout_size)}"
                 )
-            if size % self.micro_batch_size:
+            if size % self.micro_batch_size and self.micro_batch_tokens is None:
                 raise ConfigError(
                     f"model.update.micro_batch_size={self.micro_batch_size} does not divide "
                     f"model.update.{name}={size}; choose one of {_divisors(size)}"
                 )
 
     def partition(
-        self, lengths: Tensor, rows: Tensor, size: int, generator: torch.Generator
+        self, rollout: RolloutBatch, rows: Tensor, size: int, generator: torch.Generator
     ) -> list[list[Tensor]]:
         """Splits rows of a rollout at random into mini-batches of micro-batches.
 
@@ -85,16 +90,40 @@ class Update:
         micro-batch holds little padding.
 
         Args:
-            lengths: (B,) response lengths.
+            rollout: B responses.
             rows: Indices of the rows to split.
             size: Rows in a mini-batch; the last may hold fewer.
             generator: Source of the permutation.
         """
-        rows, lengths = rows[torch.randperm(len(rows), generator=generator)], lengths.cpu()
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        lengths = rollout.lengths.cpu()
         return [
-            list(part[lengths[part].argsort(stable=True)].split(self.micro_batch_size))
+            self.micro_batches(rollout, part[lengths[part].argsort(stable=True)])
             for part in rows.split(size)
         ]
+
+    def micro_batches(self, rollout: RolloutBatch, rows: Tensor) -> list[Tensor]:
+        """Splits rows, in their order, into pieces that fit a forward pass.
+
+        Args:
+            rollout: B responses.
+            rows: Indices of the rows to split.
+        """
+        if self.micro_batch_tokens is None:
+            return [part for part in rows.split(self.micro_batch_size) if len(part)]
+        sizes = torch.stack([rollout.prompt_mask.sum(1), rollout.lengths], 1)[rows].tolist()
+        pieces: list[int] = []
+        widest = [0, 0]
+        for size in sizes:
+            widest = [max(a, b) for a, b in zip(widest, size, strict=True)]
+            count = pieces[-1] + 1 if pieces else 0
+            fits = count * sum(widest) <= self.micro_batch_tokens
+            if pieces and fits and count <= self.micro_batch_size:
+                pieces[-1] = count
+            else:
+                pieces.append(1)
+                widest = size
+        return list(rows.split(pieces)) if pieces else []
 
 
 class Learner:
@@ -188,7 +217,7 @@ class Learner:
         for name, term in self.terms.items():
             with blaming(_key(name), term):
                 mask = term.mask(experience)
-            shape = rollout.response_mask.shape
+            shape = rollout.policy_mask.shape
             require_tensor(f"{_key(name)}={type(term).__name__}: the mask", mask, shape, torch.bool)
             assert term.aggregation is not None
             with blaming(f"{_key(name)}.aggregation", term.aggregation):
@@ -199,7 +228,7 @@ class Learner:
             weights[name] = weight * rollout.loss_weight[:, None]
             weighs = weight != 0
             used = (weights[name] != 0).sum()
-            faults = [mask & ~rollout.response_mask, weighs & ~mask, ~weight.isfinite()]
+            faults = [mask & ~rollout.policy_mask, weighs & ~mask, ~weight.isfinite()]
             numbers = [count, mask.sum(), used, *(fault.sum() for fault in faults)]
             counts += [n.to(torch.float32) for n in numbers]
         total = torch.stack(counts)
@@ -292,7 +321,9 @@ def _check_numbers(name: str, term: LossTerm, numbers: Sequence[float]) -> None:
     count, _, used, padding, outside, infinite = numbers
     own, aggregation = f"{_key(name)}={type(term).__name__}", type(term.aggregation).__name__
     if padding:
-        raise ConfigError(f"{own}: its mask counts {padding:.0f} positions of padding")
+        raise ConfigError(
+            f"{own}: its mask counts {padding:.0f} positions of padding, or not of the policy"
+        )
     own = f"{_key(name)}.aggregation={aggregation}"
     if outside:
         raise ConfigError(f"{own}: weighs {outside:.0f} tokens that the term does not count")

@@ -34,7 +34,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.stages import enter_stage
-from lit_reason.statistics import average, describe, over_ranks
+from lit_reason.statistics import average, describe, mismatch, over_ranks
 
 
 class ReasonModule(LightningModule):
@@ -235,7 +235,7 @@ class ReasonModule(LightningModule):
         only = rollout.critic_only.cpu()
         rows = torch.arange(len(only)) if network == "critic" else (~only).nonzero().squeeze(1)
         _, size = self.update.schedule(network)
-        return self.update.partition(rollout.lengths, rows, size, generator)
+        return self.update.partition(rollout, rows, size, generator)
 
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
@@ -315,6 +315,7 @@ class ReasonModule(LightningModule):
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
         stats = describe(rollout.of_policy, {k: v[~rollout.critic_only] for k, v in extra.items()})
+        stats |= mismatch(experience)
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.returns is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_reason.aggregation import Aggregation, TokenMean
 from lit_reason.batch import Experience
+from lit_reason.correction import Correction
 from lit_reason.errors import ConfigError
 from lit_reason.functional import (
     clip_masks,
@@ -76,6 +77,8 @@ class ClippedSurrogate(LossTerm):
         dual_clip: Upper bound c on the loss of a token with A < 0, as a multiple of |A|; `None`
             leaves it unbounded, as in the papers.
         aggregation: How token losses become one number; `None` is `TokenMean`.
+        correction: Weighs each token's loss by the trainer's probability over the engine's, up to a
+            cap; `None` does not. Of use where the engine computes otherwise than the trainer.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class ClippedSurrogate(LossTerm):
         clip_high: float = 0.2,
         dual_clip: float | None = None,
         aggregation: Aggregation | None = None,
+        correction: Correction | None = None,
     ) -> None:
         super().__init__(1.0, aggregation or TokenMean())
         if not (0 < clip_low <= 1 and clip_high > 0):
@@ -94,13 +98,18 @@ class ClippedSurrogate(LossTerm):
         if dual_clip is not None and not dual_clip > 1:
             raise ConfigError(f"model.policy.dual_clip={dual_clip}: must be above 1, for example 3")
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
+        self.correction = correction
 
     def loss(self, experience: Experience, outputs: Any) -> Tensor:
         """See `LossTerm.loss`."""
-        return clipped_surrogate(*self._inputs(experience, outputs))
+        loss = clipped_surrogate(*self._inputs(experience, outputs))
+        return loss if self.correction is None else loss * self.correction.weights(experience)
 
     def stats(self, experience: Experience, outputs: Any) -> dict[str, Tensor]:
-        """Clip fractions by bound, mean ratio and the k3 estimate of KL(old ‖ new)."""
+        """Clip fractions by bound, mean ratio and the k3 estimate of KL(old ‖ new).
+
+        With a correction also its mean weight, and the share of tokens whose ratio it cut.
+        """
         inputs = self._inputs(experience, outputs)
         low, high, dual = clip_masks(*inputs)
         new, old = inputs[0].detach(), inputs[1]
@@ -110,7 +119,13 @@ class ClippedSurrogate(LossTerm):
             "ratio": (new - old).exp(),
             "approx_kl": kl_k3(old, new),
         }
-        return stats if self.dual_clip is None else {**stats, "clip_fraction_dual": dual.float()}
+        if self.dual_clip is not None:
+            stats["clip_fraction_dual"] = dual.float()
+        if self.correction is not None:
+            weights = self.correction.weights(experience)
+            cut = (weights == 0) | (weights == self.correction.cap)
+            stats |= {"correction_weight": weights, "correction_cut": cut.float()}
+        return stats
 
     def _inputs(self, experience: Experience, outputs: Any) -> tuple[Any, ...]:
         old, advantages = experience.old_logprobs, experience.advantages

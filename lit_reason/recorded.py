@@ -87,7 +87,12 @@ class Recorded(RolloutEngine):
                     kept = self.responses.setdefault(tuple(group["prompt_ids"]), [])
                     self.policies.add(group["policy"])
                     kept += [
-                        Response(tuple(r["ids"]), r["text"], r["truncated"])
+                        Response(
+                            tuple(r["ids"]),
+                            r["text"],
+                            r["truncated"],
+                            mask=tuple(r["mask"]) if "mask" in r else None,
+                        )
                         for r in group["responses"]
                     ]
             except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from lit_reason.batch import Prompt, Response
 from lit_reason.cache import growing_cache
+from lit_reason.decoding import Sampled, decode
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 from lit_reason.functional.tokens import LOWEST_TEMPERATURE
@@ -145,14 +146,29 @@ def check_responses(
     for response in (r for answers in responses for r in answers):
         if not isinstance(response, Response) or not isinstance(response.text, str):
             raise ConfigError(f"{key}: returned {response!r:.80}, expected a Response with a text")
-        ids = response.ids
-        if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
-            raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
-        if len(ids) > sampling.max_new_tokens:
+        _check_tokens(key, response, vocabulary)
+        if len(response.ids) > sampling.max_new_tokens:
             raise ConfigError(
-                f"{key}: a response of {len(ids)} tokens is longer than max_new_tokens="
+                f"{key}: a response of {len(response.ids)} tokens is longer than max_new_tokens="
                 f"{sampling.max_new_tokens}"
             )
+
+
+def _check_tokens(key: str, response: Response, vocabulary: int) -> None:
+    """Refuses ids that are no tokens, and columns beside them that do not fit."""
+    ids, logprobs, mask = response.ids, response.logprobs, response.mask
+    if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
+        raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
+    for name, column in (("logprobs", logprobs), ("mask", mask)):
+        if column is not None and len(column) != len(ids):
+            raise ConfigError(
+                f"{key}: a response of {len(ids)} tokens has {len(column)} entries in {name}; "
+                "give one a token, or None"
+            )
+    if not all(map(math.isfinite, logprobs or ())):
+        raise ConfigError(f"{key}: a response has logprobs that are not finite")
+    if set(map(type, mask or ())) - {bool}:
+        raise ConfigError(f"{key}: a response has a mask of other values than True and False")
 
 
 @contextmanager
@@ -172,6 +188,8 @@ def _finite() -> Iterator[None]:
 class HFEngine(RolloutEngine):
     """`transformers` generation with the module's own actor, on its device and in its precision.
 
+    A prompt is read once for the responses of its group that fit a micro-batch.
+
     Args:
         micro_batch_size: Responses generated at once.
     """
@@ -184,40 +202,47 @@ class HFEngine(RolloutEngine):
         self, prompts: Sequence[list[int]], samples: int, sampling: Sampling, seed: int
     ) -> list[list[Response]]:
         """See `RolloutEngine.generate`."""
-        rows = [ids for ids in prompts for _ in range(samples)]
         responses: list[Response] = []
         device = self.module.device
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self._inference() as actor, _finite():
             torch.manual_seed(seed)
-            for start in range(0, len(rows), self.micro_batch_size):
-                chunk = rows[start : start + self.micro_batch_size]
-                responses += self._generate(actor, chunk, sampling)
+            for chunk, copies in self._chunks(prompts, samples):
+                responses += self._generate(actor, chunk, copies, sampling)
         return [responses[i : i + samples] for i in range(0, len(responses), samples)]
 
+    def _chunks(
+        self, prompts: Sequence[list[int]], samples: int
+    ) -> Iterator[tuple[Sequence[list[int]], int]]:
+        """(prompts, responses to each) that fit a micro-batch: whole groups, or parts of one."""
+        size, most = max(self.micro_batch_size // samples, 1), self.micro_batch_size
+        for start in range(0, len(prompts), size):
+            for done in range(0, samples, most):
+                yield prompts[start : start + size], min(most, samples - done)
+
     def _generate(
-        self,
-        actor: Any,
-        rows: list[list[int]],
-        sampling: Sampling,
+        self, actor: Any, prompts: Sequence[list[int]], copies: int, sampling: Sampling
     ) -> list[Response]:
         backbone = self.module.backbone
         tokenizer, eos_ids = backbone.tokenizer, backbone.eos_ids
-        width = max(len(row) for row in rows)
-        pad = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        out = actor.generate(
+        width = max(len(row) for row in prompts)
+        pad = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in prompts]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
+        sampled: Sampled = actor.generate(
             torch.tensor(pad, device=self.module.device),
             attention_mask=torch.tensor(mask, device=self.module.device),
             generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
             cache=growing_cache(actor.config),
-        )[:, width:].cpu()
+            custom_generate=decode,
+            copies=copies,
+        )
+        out, logprobs = (x.cpu() for x in sampled)
         keep, truncated = response_mask(out, eos_ids)
         ids = [row[m].tolist() for row, m in zip(out, keep, strict=True)]
         texts = tokenizer.decode(ids, skip_special_tokens=True)
         return [
-            Response(tuple(i), text, bool(cut))
-            for i, text, cut in zip(ids, texts, truncated, strict=True)
+            Response(tuple(i), text, bool(cut), tuple(drawn[: len(i)].tolist()))
+            for i, text, cut, drawn in zip(ids, texts, truncated, logprobs, strict=True)
         ]
 
     @contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_reason.batch import RolloutBatch
+from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.functional import kl_k3, masked_mean, unchecked_values, zero_outside
 from lit_reason.verdict import Status
 
 
@@ -34,6 +35,29 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
         stats[f"{key}_mean"] = value.mean()
         stats[f"{key}_min"], stats[f"{key}_max"] = value.min(), value.max()
     return stats
+
+
+@unchecked_values()  # what has diverged is counted by the update
+def mismatch(experience: Experience) -> dict[str, Tensor]:
+    """How far the engine's log-probs of this rank's tokens are from the trainer's.
+
+    Empty where one of them is unknown.
+
+    Args:
+        experience: A rollout with the trainer's log-probs before the update.
+    """
+    rollout, old = experience.rollout, experience.old_logprobs
+    if rollout.sampled_logprobs is None or old is None:
+        return {}
+    mask = rollout.policy_mask & ~rollout.critic_only[:, None]
+    sampled = rollout.sampled_logprobs
+    apart = zero_outside((old - sampled).abs(), mask)
+    return {
+        "mismatch/logprob": masked_mean(apart, mask),
+        "mismatch/logprob_max": apart.max(),
+        "mismatch/ratio": masked_mean((old - sampled).exp(), mask),
+        "mismatch/kl": masked_mean(kl_k3(sampled, old), mask),
+    }
 
 
 def _accuracy(rollout: RolloutBatch) -> Tensor:

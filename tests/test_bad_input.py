@@ -72,6 +72,7 @@ FLAGS = [
         "--model.update.minibatch_size=7",
         r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
     ),
+    ("--model.update.micro_batch_tokens=0", r"update\.micro_batch_tokens=0"),
     ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),

@@ -19,6 +19,7 @@ from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import Bundled, Pretrained, character_tokenizer
 from lit_reason.batch import Group, Prompt, RolloutBatch
 from lit_reason.cache import GrowingLayer, growing_cache
+from lit_reason.decoding import Sampled
 from lit_reason.errors import ConfigError
 from lit_reason.module import ReasonModule
 from lit_reason.networks import policy_outputs, state_values
@@ -111,7 +112,7 @@ def batch_of(module, prompts, groups, temperature=1.0):
 
 
 class Scripted(nn.Module):
-    """Stands in for the actor: generates given rows, padded as `transformers` pads them."""
+    """Stands in for the actor: generates given rows, padded as `decode` pads them."""
 
     def __init__(self, rows, pad_id):
         super().__init__()
@@ -122,7 +123,7 @@ class Scripted(nn.Module):
         self.mask = attention_mask
         width = max(map(len, self.rows))
         out = [row + [self.pad_id] * (width - len(row)) for row in self.rows]
-        return torch.cat([ids, torch.tensor(out)], dim=1)
+        return Sampled(torch.tensor(out), torch.zeros(len(out), width))
 
 
 def scripted(rows, prompt, eos=(2,), pad=2, budget=4):
@@ -395,6 +396,40 @@ def test_the_growing_cache_copies_only_when_a_block_is_full():
     assert torch.equal(k, keys)
     assert torch.equal(v, -keys)
     assert len(rooms) <= 3
+
+
+def test_a_prompt_is_read_once_and_ended_responses_leave_the_batch(bundled):
+    """The work is that of the tokens: not of the group size, nor of the longest response."""
+    shapes = []
+    hook = bundled.actor.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = encode(bundled, *PROMPTS[:2])
+    groups = sample(bundled, prompts, samples=8, max_new_tokens=64)
+    hook.remove()
+    lengths = torch.tensor([r.length for group in groups for r in group])
+    assert lengths.min() < lengths.max() - 8
+    assert shapes[0] == (2, max(map(len, prompts)))
+    for step, (rows, width) in enumerate(shapes[1:], 1):
+        running = int((lengths > step).sum())
+        assert width == 1
+        assert running <= rows <= running + 2  # an eighth of 16
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_log_probs_of_the_engine_are_those_of_the_trainer(module, temperature):
+    """Beside longer prompts, and after other responses have left the batch."""
+    prompts = encode(module, *PROMPTS)
+    groups = sample(module, prompts, samples=4, temperature=temperature)
+    assert len({r.length for group in groups for r in group}) > 1
+    batch = batch_of(module, prompts, groups, temperature)
+    with torch.no_grad():
+        expected = policy_outputs(module.actor, batch, temperature).logprobs
+    rows = [r for group in groups for r in group]
+    for row, response in zip(expected, rows, strict=True):
+        assert len(response.logprobs) == response.length
+        drawn = torch.tensor(response.logprobs)
+        torch.testing.assert_close(drawn, row[: response.length], atol=1e-4, rtol=0)
 
 
 def test_layers_that_do_not_attend_to_everything_keep_their_own_cache():

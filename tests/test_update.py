@@ -1,6 +1,7 @@
 """The update as a whole: real networks, every loss term, any split of the rows."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_the_first_ratio_is_exactly_one(backbone, entropy):
     rollout = demonstrations(backbone)
     generator = torch.Generator().manual_seed(0)
     update = Update(1, 8, 4)
-    plan = update.partition(rollout.lengths, torch.arange(16), 8, generator)
+    plan = update.partition(rollout, torch.arange(16), 8, generator)
     experience, _ = module.annotate(rollout, [rows for part in plan for rows in part])
     for part in plan:
         learner = module.learners()["actor"]
@@ -125,6 +126,40 @@ def test_the_first_ratio_is_exactly_one(backbone, entropy):
         assert stats["policy/ratio"] == 1
         assert stats["policy/approx_kl"] == 0
         assert stats["policy/clip_fraction_low"] == stats["policy/clip_fraction_high"] == 0
+
+
+def test_micro_batches_keep_to_the_budget_of_tokens(backbone):
+    """Short responses go together, a response that is longer than the budget goes alone."""
+    rollout = demonstrations(backbone, n_max=9)
+    prompts, lengths = rollout.prompt_mask.sum(1), rollout.lengths
+    for budget, most in ((20, 16), (100, 16), (100, 3), (10**6, 16)):
+        update = Update(1, 16, most, micro_batch_tokens=budget)
+        (parts,) = update.partition(rollout, torch.arange(16), 16, torch.Generator())
+        assert sorted(torch.cat(parts).tolist()) == list(range(16))
+        tokens = [len(p) * int(prompts[p].max() + lengths[p].max()) for p in parts]
+        sizes = [len(p) for p in parts]
+        assert all(t <= budget or n == 1 for t, n in zip(tokens, sizes, strict=True))
+        assert max(sizes) <= most
+        for a, b in itertools.pairwise(parts):  # no two could have been one
+            both = torch.cat([a, b[:1]])
+            width = int(prompts[both].max() + lengths[both].max())
+            assert len(both) > most or len(both) * width > budget
+
+
+def test_an_update_does_not_depend_on_the_budget_of_tokens(backbone):
+    module = build(backbone, TERMS["all"])
+    experience = experience_of(module, demonstrations(backbone))
+    shift_weights(module)
+    update = Update(1, 16, 16, micro_batch_tokens=64)
+    (parts,) = update.partition(experience.rollout, torch.arange(16), 16, torch.Generator())
+    assert len(parts) > 4
+    results = []
+    for plan in (parts, [torch.cat(parts)]):
+        learner = module.learners()["actor"]
+        recorder = Recorder(learner.parameters)
+        stats = learner.update(experience, plan, recorder, torch.Tensor.backward)
+        results.append((stats, recorder.gradients))
+    close(*results)
 
 
 def test_the_first_ratio_is_exactly_one_in_bfloat16(backbone):

@@ -39,6 +39,7 @@ def batch(mask, rewards=None, group_ids=None, **fields):
         "prompt_mask": torch.ones(size, 1, dtype=torch.bool),
         "response_ids": zeros.long(),
         "response_mask": mask,
+        "policy_mask": mask,
         "loss_mask": mask.clone(),
         "value_mask": mask.clone(),
         "loss_weight": torch.ones(size),

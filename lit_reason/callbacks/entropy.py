@@ -59,7 +59,7 @@ class EntropyMonitor(Callback):
 
     def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
         """The tokens that each logged mean is over."""
-        mask = rollout.response_mask & ~rollout.critic_only[:, None]
+        mask = rollout.policy_mask & ~rollout.critic_only[:, None]
         right = rollout.correct[:, None]
         masks = {
             "entropy": mask,

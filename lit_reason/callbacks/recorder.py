@@ -59,5 +59,9 @@ def recorded_groups(batch: RolloutBatch, policy: str) -> list[dict[str, Any]]:
         )
         ids = batch.response_ids[i][batch.response_mask[i]].tolist()
         cut = bool(batch.truncated[i])
-        group["responses"].append({"ids": ids, "text": batch.texts[i], "truncated": cut})
+        row = {"ids": ids, "text": batch.texts[i], "truncated": cut}
+        sampled = batch.policy_mask[i][batch.response_mask[i]]
+        if not bool(sampled.all()):
+            row["mask"] = sampled.tolist()
+        group["responses"].append(row)
     return list(groups.values())

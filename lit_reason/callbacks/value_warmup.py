@@ -82,7 +82,7 @@ class ValueWarmup(Callback):
         module: Any = pl_module
         module.phase = "value_warmup" if module.policy_version < self.rollouts else "joint"
         if module.phase == "value_warmup" and self.tokens == "last":
-            batch.value_mask &= last_token(batch.response_mask)
+            batch.value_mask &= last_token(batch.policy_mask)
         if module.policy_version == self.rollouts and self.reset_optimizer:
             module.optimizers()[module.trained.index("critic")].optimizer.state.clear()
 

@@ -32,6 +32,9 @@ Aggregation (`aggregation`)
     * :func:`constant_weights`, :func:`constant_mean`: Dr. GRPO
     * :func:`aggregate`: weighted sum over a global count; independent of the split
 
+Engines apart from the trainer (`mismatch`)
+    * :func:`importance_weights`: truncated and masked importance sampling
+
 Masked statistics (`masked`)
     * :func:`zero_outside`, :func:`masked_sum`, :func:`masked_mean`: the masking primitives
     * :func:`masked_whiten`: batch-level advantage normalisation
@@ -100,6 +103,7 @@ from lit_reason.functional.masked import (
     masked_whiten,
     zero_outside,
 )
+from lit_reason.functional.mismatch import Cut, Level, importance_weights
 from lit_reason.functional.rewards import kimi_length, soft_overlong
 from lit_reason.functional.tokens import (
     EntropyMode,
@@ -112,7 +116,9 @@ from lit_reason.functional.tokens import (
 )
 
 __all__ = [
+    "Cut",
     "EntropyMode",
+    "Level",
     "Reduce",
     "WeightsAndCount",
     "advantage_parts",
@@ -128,6 +134,7 @@ __all__ = [
     "group_relative",
     "group_relative_process",
     "hidden_logprobs_and_entropy",
+    "importance_weights",
     "kimi_length",
     "kl_k1",
     "kl_k2",

@@ -225,6 +225,14 @@ def kl_k2(logprob, ref):
     return (logprob - ref) ** 2 / 2
 
 
+def importance_weights(logprobs, sampled, cap, level, cut):
+    """Of the tokens of one response."""
+    ratios = [math.exp(a - b) for a, b in zip(logprobs, sampled, strict=True)]
+    if level == "sequence":
+        ratios = [math.prod(ratios)] * len(ratios)
+    return [min(r, cap) if cut == "truncate" else (r if r <= cap else 0.0) for r in ratios]
+
+
 def kl_k3(logprob, ref):
     return math.exp(ref - logprob) - (ref - logprob) - 1
 

@@ -85,6 +85,11 @@ CALLS = {
          "head": [lambda h: h @ V[0], lambda h: (h @ V)[:1], lambda h: (h @ V).long(),
                   lambda h: (h,)]},
     ),
+    "importance_weights": (
+        {"logprobs": X, "sampled_logprobs": X, "mask": M},
+        {"logprobs": "floats", "sampled_logprobs": "floats", "mask": "mask", "cap": POSITIVE,
+         "level": ["row", None], "cut": ["drop", None]},
+    ),
     "kimi_length": (
         {"lengths": L, "correct": M[:, 0]}, {"lengths": "lengths", "correct": "mask"},
     ),

@@ -1,0 +1,108 @@
+"""The sampling loop of `HFEngine`: what `transformers`' own does, for groups of responses.
+
+It is handed to `generate` as `custom_generate`, so that inputs, logits processors and settings are
+the library's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_reason.functional import position_ids
+
+
+class Sampled(NamedTuple):
+    """What was drawn.
+
+    Attributes:
+        ids: (B, T) int64, responses without their prompts; padding after an end token.
+        logprobs: (B, T) float32, of each token in the distribution it was drawn from; 0 on padding.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+
+
+def decode(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    copies: int,
+    **inputs: Any,
+) -> Sampled:
+    """Draws `copies` responses to each prompt.
+
+    A prompt is read once, whatever the number of its responses, and a response that has ended
+    leaves the batch as soon as an eighth of it has.
+
+    Args:
+        model: A causal language model.
+        input_ids: (N, P) prompts, left-padded.
+        logits_processor: What shapes the distribution: temperature, top-k, top-p.
+        stopping_criteria: Not read: responses end with an end token or the budget.
+        generation_config: Budget, end tokens, and whether to draw or take the likeliest.
+        copies: G.
+        **inputs: `attention_mask`, (N, P), 0 on padding and `None` without any; and an empty
+            `cache`.
+    """
+    cache, attention_mask = inputs["cache"], inputs["attention_mask"]
+    budget, pad = generation_config.max_new_tokens, generation_config.pad_token_id
+    ends = torch.tensor(generation_config.eos_token_id, device=input_ids.device)
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    positions = position_ids(mask)
+    logits = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions,
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    cache.batch_repeat_interleave(copies)
+    logits, place, prompts, mask = (
+        x.repeat_interleave(copies, 0) for x in (logits, positions[:, -1:], input_ids, mask)
+    )
+    width, rows = prompts.shape[1], len(prompts)
+    # prompts stand before the responses, because logits processors are given both
+    ids = torch.cat([prompts, prompts.new_full((rows, budget), pad)], 1)
+    mask = torch.cat([mask, mask.new_ones(rows, budget)], 1)
+    logprobs = torch.zeros(rows, budget, device=ids.device)
+    active = torch.arange(rows, device=ids.device)  # the rows that are in the batch
+    running = torch.ones(rows, dtype=torch.bool, device=ids.device)
+    for step in range(budget):
+        end = width + step
+        seen = ids[active, :end]
+        tokens, drawn = _draw(logits_processor(seen, logits.float()), generation_config.do_sample)
+        on = active[running]
+        ids[on, end], logprobs[on, step] = tokens[running], drawn[running]
+        running &= ~torch.isin(tokens, ends)
+        left = int(running.sum())
+        if not left or step + 1 == budget:
+            return Sampled(ids[:, width : end + 1], logprobs[:, : step + 1])
+        if left <= len(active) - max(len(active) // 8, 1):
+            keep = running.nonzero().squeeze(1)
+            cache.batch_select_indices(keep)
+            active, tokens, place, mask = (x[keep] for x in (active, tokens, place, mask))
+            running = running[keep]
+        place = place + 1
+        logits = model(
+            input_ids=tokens[:, None],
+            attention_mask=None if attention_mask is None else mask[:, : end + 1],
+            position_ids=place,
+            cache=cache,
+            use_cache=True,
+        ).logits[:, -1]
+    raise AssertionError("the budget is at least one token")
+
+
+def _draw(scores: Tensor, at_random: bool) -> tuple[Tensor, Tensor]:
+    """(B,) tokens of a distribution, and (B,) their log-probabilities."""
+    logprobs = scores.log_softmax(-1)
+    likeliest = scores.argmax(-1, keepdim=True)
+    tokens = torch.multinomial(logprobs.exp(), 1) if at_random else likeliest
+    return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)

@@ -1,0 +1,52 @@
+"""Importance weights of tokens that were drawn from another distribution than the trainer's."""
+
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import PROPERTY, generators, masks, noise, poison, rows_of
+
+from lit_reason.functional import importance_weights
+
+
+@PROPERTY
+@given(
+    masks(),
+    generators(),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from(["token", "sequence"]),
+    st.sampled_from(["truncate", "mask"]),
+)
+def test_against_the_oracle_whatever_stands_on_padding(mask, generator, cap, level, cut):
+    logprobs, sampled = (noise(generator, *mask.shape) for _ in range(2))
+    args = poison(logprobs, mask), poison(sampled, mask)
+    weights = importance_weights(*args, mask, cap, level, cut)
+    assert not weights[~mask].any()
+    rows = zip(rows_of(logprobs, mask), rows_of(sampled, mask), strict=True)
+    for got, (row, drawn) in zip(rows_of(weights, mask), rows, strict=True):
+        assert got == pytest.approx(oracles.importance_weights(row, drawn, cap, level, cut))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("cut", ["truncate", "mask"])
+def test_the_trainers_own_samples_weigh_one(level, cut):
+    logprobs, mask = torch.randn(3, 5), torch.ones(3, 5, dtype=torch.bool)
+    assert importance_weights(logprobs, logprobs, mask, 1.0, level, cut).eq(1).all()
+
+
+def test_the_mean_under_the_engine_is_that_of_the_policy():
+    """E_mu[w f] = E_pi[f], where no ratio is cut."""
+    engine, policy = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.5, 0.3]).double()
+    f = torch.tensor([1.0, -2.0, 4.0]).double()
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    weights = importance_weights(policy.log()[None], engine.log()[None], mask, 9.0)[0]
+    torch.testing.assert_close((engine * weights * f).sum(), (policy * f).sum())
+
+
+def test_ratios_that_overflow_stay_finite():
+    mask = torch.ones(2, 1, dtype=torch.bool)
+    far = torch.tensor([[0.0], [-500.0]])
+    weights = importance_weights(far, torch.tensor([[-500.0], [0.0]]), mask, 3.0)
+    assert weights.tolist() == [[3.0], [pytest.approx(0, abs=1e-8)]]
+    assert not importance_weights(far, far, mask).requires_grad

@@ -1,0 +1,213 @@
+"""Engines apart from the trainer: what is logged, what is corrected, and tokens of tools."""
+
+import copy
+import csv
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lit_reason.advantages import GAE, GroupRelative
+from lit_reason.batch import Group, Prompt, Response, RolloutBatch
+from lit_reason.correction import Correction
+from lit_reason.errors import ConfigError
+from lit_reason.objectives import ClippedSurrogate
+from lit_reason.rollout import HFEngine, RolloutEngine
+from lit_reason.verdict import Verdict
+from tests.conftest import SMALL, demonstrations, fit, tiny
+from tests.steps import Recorder, build, experience_of, shift_weights
+
+QUIET = [*SMALL, "--trainer.max_epochs=1", "--data.rollouts_per_epoch=1"]
+
+
+class Hotter(HFEngine):
+    """Draws from a hotter distribution than it is asked for, and says so."""
+
+    def generate(self, prompts, samples, sampling, seed):
+        return super().generate(prompts, samples, replace(sampling, temperature=1.5), seed)
+
+
+class Silent(HFEngine):
+    """Does not say with what probability it drew."""
+
+    def generate(self, prompts, samples, sampling, seed):
+        groups = super().generate(prompts, samples, sampling, seed)
+        return [[replace(r, logprobs=None) for r in group] for group in groups]
+
+
+class Tool(RolloutEngine):
+    """Every response calls a tool that answers `3=`; only what stands around it was sampled."""
+
+    called = 0
+
+    def generate(self, prompts, samples, sampling, seed):
+        tokenizer, rng = self.module.backbone.tokenizer, random.Random(seed)
+        groups = []
+        for _ in prompts:
+            groups.append([])
+            for _ in range(samples):
+                said = tokenizer("7+4=")["input_ids"]
+                tool = tokenizer("3=")["input_ids"]
+                end = [*tokenizer(rng.choice("123"))["input_ids"], tokenizer.eos_token_id]
+                mask = [True] * len(said) + [False] * len(tool) + [True] * len(end)
+                ids = (*said, *tool, *end)
+                groups[-1].append(Response(ids, tokenizer.decode(ids), False, None, tuple(mask)))
+        Tool.called += 1
+        return groups
+
+
+def metrics(folder):
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {k: float(v) for row in rows for k, v in row.items() if v and k != "epoch"}
+
+
+def test_the_mismatch_of_the_own_engine_is_rounding():
+    logged = metrics(fit(*tiny("dapo"), *QUIET))
+    assert 0 < logged["mismatch/logprob_max"] < 1e-4
+    assert logged["mismatch/logprob"] < 1e-5
+    assert logged["mismatch/ratio"] == pytest.approx(1, abs=1e-5)
+    assert abs(logged["mismatch/kl"]) < 1e-6
+
+
+def test_an_engine_that_samples_otherwise_shows():
+    logged = metrics(fit(*tiny("dapo"), *QUIET, f"--data.engine={__name__}.Hotter"))
+    assert logged["mismatch/logprob"] > 0.01
+    assert logged["mismatch/kl"] > 1e-4
+
+
+def test_the_policy_term_is_weighed_by_the_correction():
+    args = [f"--data.engine={__name__}.Hotter", "--model.policy.correction.cap=1.05"]
+    logged = metrics(fit(*tiny("dapo"), *QUIET, *args))
+    assert 0 < logged["policy/correction_cut"] < 1
+    assert 0 < logged["policy/correction_weight"] <= 1.05
+
+
+def test_an_engine_without_log_probs_cannot_be_corrected():
+    args = [*tiny("grpo"), *QUIET, f"--data.engine={__name__}.Silent"]
+    assert not [k for k in metrics(fit(*args)) if k.startswith("mismatch")]
+    with pytest.raises(SystemExit):
+        fit(*args, "--model.policy.correction.cap=2", run_dir="other")
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan])
+def test_a_cap_that_cuts_nothing_or_all_is_refused(cap):
+    with pytest.raises(ConfigError, match=r"model\.policy\.correction\.cap"):
+        Correction(cap)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("cut", ["truncate", "mask"])
+def test_the_loss_is_that_of_each_token_times_its_weight(backbone, level, cut):
+    module = build(backbone)
+    rollout = demonstrations(backbone)
+    experience = experience_of(module, rollout)
+    noise = torch.randn(rollout.response_ids.shape, generator=torch.Generator().manual_seed(0))
+    rollout.sampled_logprobs = experience.old_logprobs + 0.5 * noise * rollout.policy_mask
+    shift_weights(module)
+    with torch.no_grad():
+        outputs = module.score(module.actor, rollout)
+    plain = ClippedSurrogate(0.2, 0.28).loss(experience, outputs)
+    term = ClippedSurrogate(0.2, 0.28, correction=Correction(1.2, level, cut))
+    weights = term.correction.weights(experience)
+    torch.testing.assert_close(term.loss(experience, outputs), plain * weights)
+    assert 0 < float(term.stats(experience, outputs)["correction_cut"].mean()) < 1
+
+
+# --- tokens that the policy did not sample --------------------------------------------------------
+
+
+def with_gap(backbone, text="7+4=3=1", hidden=(4, 6)):
+    """Two equal responses; of the first, tokens of `hidden` are a tool's."""
+    ids = (*backbone.tokenizer(text)["input_ids"], backbone.tokenizer.eos_token_id)
+    mask = tuple(not hidden[0] <= i < hidden[1] for i in range(len(ids)))
+    responses = [Response(ids, text, False, None, mask), Response(ids, text, False)]
+    prompt = backbone.tokenizer("max(1,2)+3=")["input_ids"]
+    group = Group(Prompt(0, "", ""), prompt, responses, [Verdict.of(True)] * 2, [1.0, -1.0])
+    return RolloutBatch.from_groups([group], backbone.tokenizer.pad_token_id)
+
+
+def test_a_mask_says_what_trains_and_all_tokens_are_read(backbone):
+    batch = with_gap(backbone)
+    assert batch.response_mask.all()
+    assert batch.lengths.tolist() == [8, 8]
+    expected = [True] * 4 + [False] * 2 + [True] * 2
+    for mask in (batch.policy_mask, batch.loss_mask, batch.value_mask):
+        assert mask.tolist() == [expected, [True] * 8]
+    batch.loss_mask[0, 4] = True
+    with pytest.raises(ConfigError, match="tokens that the policy did not sample"):
+        batch.check()
+
+
+def test_advantages_carry_over_the_gap(backbone):
+    """As if the row had been written without it."""
+    batch = with_gap(backbone)
+    values = torch.rand(2, 8, generator=torch.Generator().manual_seed(0))
+    rewards = torch.zeros(2, 8)
+    rewards[:, -1] = batch.rewards
+    keep = batch.policy_mask[0]
+    out = GAE(lam_policy=0.9, lam_critic=0.8)(batch, rewards, values)
+    short = with_gap(backbone, "7+4=1", (0, 0))
+    squeezed = GAE(lam_policy=0.9, lam_critic=0.8)(short, rewards[:, keep], values[:, keep])
+    torch.testing.assert_close(out.advantages[0, keep], squeezed.advantages[0])
+    torch.testing.assert_close(out.returns[0, keep], squeezed.returns[0])
+    assert not out.advantages[0, ~keep].any()
+    relative = GroupRelative()(batch, rewards, None).advantages
+    assert relative[0, keep].all()
+    assert not relative[0, ~keep].any()
+
+
+def test_tokens_of_a_tool_have_no_gradient_of_their_own(backbone):
+    """The loss reads no output at them: what the networks say there is free."""
+    module = build(backbone)
+    batch = with_gap(backbone)
+    experience = experience_of(module, batch)
+    shift_weights(module)
+    gradients = []
+    for poisoned in (False, True):
+        seen = copy.copy(experience)
+        if poisoned:
+            gap = ~batch.policy_mask
+            for name in ("old_logprobs", "advantages", "values", "returns"):
+                setattr(seen, name, getattr(experience, name).masked_fill(gap, 77.0))
+        for learner in module.learners().values():
+            recorder = Recorder(learner.parameters)
+            stats = learner.update(seen, [torch.arange(2)], recorder, torch.Tensor.backward)
+            assert not stats[f"update/skipped_{learner.name}"]
+            gradients.append(recorder.gradients)
+    torch.testing.assert_close(gradients[:2], gradients[2:])
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "vapo"])
+def test_an_engine_with_a_tool_trains_end_to_end(algorithm):
+    before = Tool.called
+    drop = {
+        "dapo": ["--data.group_filter=null"],
+        "vapo": ["--callbacks.value_warmup=null"],
+    }[algorithm]
+    args = [*tiny(algorithm), *QUIET, *drop, f"--data.engine={__name__}.Tool"]
+    logged = metrics(fit(*args))
+    assert Tool.called > before
+    assert logged["response_length"] == 8
+    assert logged["policy/tokens"] == 6 * 8  # of 8 responses in an optimizer step
+    if algorithm == "vapo":
+        assert logged["value/tokens"] == 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mask": (True,)}, "has 1 entries in mask"),
+        ({"mask": (1,) * 8}, "mask of other values than True and False"),
+        ({"logprobs": (0.0,)}, "has 1 entries in logprobs"),
+        ({"logprobs": (math.nan,) * 8}, "logprobs that are not finite"),
+    ],
+)
+def test_columns_that_do_not_fit_the_tokens_are_refused(changed, message):
+    from lit_reason.rollout import Sampling, check_responses
+
+    response = replace(Response((5,) * 8, "x", False), **changed)
+    with pytest.raises(ConfigError, match=message):
+        check_responses("Tool", [[response]], (1, 1), Sampling(), 20)
