@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lit_reason.errors import ConfigError
 from lit_reason.forms import require_tensor
-from lit_reason.verdict import Verdict
+from lit_reason.verdict import Status, Verdict
 
 T = TypeVar("T", bound="_Rows")
 
@@ -213,6 +213,12 @@ class RolloutBatch(_Rows):
             column = getattr(self, name)
             setattr(chosen, name, tuple(column[i] for i in numbers) if column else ())
         return chosen
+
+    @property
+    def judged(self) -> Tensor:
+        """(B,) bool: the task judged the response; `correct` says nothing of the others."""
+        known = [v.status is not Status.UNJUDGED for v in self.verdicts] or [True] * len(self)
+        return torch.tensor(known, device=self.rewards.device)
 
     @property
     def lengths(self) -> Tensor:

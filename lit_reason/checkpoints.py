@@ -10,6 +10,7 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -126,18 +127,29 @@ def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
     """Keeps the last epoch's state and, of a run that validates, the best one's.
 
     Args:
-        reinforcement: The run counts rollouts and measures `val/accuracy`.
+        reinforcement: The run counts rollouts and evaluates held-out problems.
     """
     name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
     kept = [ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)]
     if reinforcement:
-        kept.append(
-            ModelCheckpoint(
-                filename="best_{rollout:05.0f}",
-                auto_insert_metric_name=False,
-                monitor="val/accuracy",
-                mode="max",
-                save_on_train_epoch_end=False,
-            )
-        )
+        kept.append(BestCheckpoint())
     return kept
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the state with the best held-out accuracy, or reward where nothing is judged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            filename="best_{rollout:05.0f}",
+            auto_insert_metric_name=False,
+            monitor="val/accuracy",
+            mode="max",
+            save_on_train_epoch_end=False,
+        )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Finds out whether the held-out task judges."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self.monitor = "val/accuracy" if data.val_task.judges else "val/reward"
+        super().setup(trainer, pl_module, stage)

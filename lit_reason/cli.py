@@ -9,6 +9,7 @@ import logging
 import sys
 import traceback
 import warnings
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Optional
 
@@ -98,9 +99,9 @@ class RecordConfig(SaveConfigCallback):
         self.changed = changes(state_dict["config"], self.text)
         check_changes(self.changed)
 
-    @property
+    @cached_property
     def text(self) -> str:
-        """The configuration as YAML."""
+        """The configuration as YAML, which every checkpoint holds."""
         return self.parser.dump(self.config, skip_none=False)
 
     @rank_zero_only
@@ -165,6 +166,10 @@ class ReasonCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would load the whole checkpoint for hyper-parameters it lacks."""
+
+    def _dump_config(self) -> None:
+        """Nothing: Lightning would dump it for hyper-parameters that nobody saves."""
+        self.config_dump: dict[str, Any] = {}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses, and refuses the seed before Lightning sets it."""

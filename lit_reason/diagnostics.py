@@ -106,7 +106,8 @@ class _Measured:
         self.predicted, self.rewards = experience.values, experience.rewards
         self.gamma, self.reduce = gamma, reduce
         rollout = experience.rollout
-        self.mask, self.right = rollout.policy_mask, rollout.correct.long()[:, None]
+        self.mask = rollout.policy_mask
+        self.verdict = rollout.correct.long().masked_fill(~rollout.judged, 2)[:, None]
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask
@@ -163,9 +164,9 @@ class _Measured:
         return {"gae/horizon": horizon / count, "advantage/reward_share": float(share)}
 
     def _by_position(self, mask: Tensor, points: int, *columns: Tensor) -> Tensor:
-        cell = self.right * points + relative_position(self.mask, points)
-        sums = sums_by(cell.masked_fill(~mask, -1), 2 * points, *columns)
-        return sums.view(2, points, -1)
+        cell = self.verdict * points + relative_position(self.mask, points)
+        sums = sums_by(cell.masked_fill(~mask, -1), 3 * points, *columns)
+        return sums.view(3, points, -1)
 
 
 def sums_by(place: Tensor, size: int, *columns: Tensor) -> Tensor:
@@ -243,7 +244,7 @@ def _curves(
 
 
 def _by_verdict(count: Tensor, total: Tensor) -> dict[str, list[float | None]]:
-    """Means along the response: of wrong and of correct responses, and of all."""
+    """Means along the response: of wrong, of correct and of all, the unjudged among these."""
     return {
         "correct": means(count[1], total[1]),
         "wrong": means(count[0], total[0]),

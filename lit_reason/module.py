@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import check_parts, check_sizes
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ConfigWarning, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
 from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
@@ -154,7 +155,8 @@ class ReasonModule(LightningModule):
             with naming(key):
                 optimizer = self.optimizer_factories[name](weights)
             if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
-                warn_of_no_effect("as the network never changes", {f"{key}.lr": 0})
+                text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
+                warnings.warn(text, ConfigWarning, stacklevel=1)
             if isinstance(optimizer, LBFGS):
                 raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.functional import kl_k3, masked_mean, unchecked_values, zero_outside
-from lit_reason.verdict import Status
 
 
 def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -62,9 +61,7 @@ def mismatch(experience: Experience) -> dict[str, Tensor]:
 
 def _accuracy(rollout: RolloutBatch) -> Tensor:
     """Share of right responses; nan if nothing is right or wrong."""
-    if rollout.verdicts and all(v.status is Status.UNJUDGED for v in rollout.verdicts):
-        return rollout.rewards.new_tensor(torch.nan)
-    return rollout.correct.float().mean()
+    return rollout.correct[rollout.judged].float().mean()
 
 
 def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) -> dict[str, Tensor]:

@@ -103,6 +103,10 @@ def test_a_run_is_trained_by_functions_alone_and_reports_no_accuracy():
     run_dir = fit(*tiny("grpo"), *OF_RUN, *ON_PROMPTS, "--data.rewards.correctness=null")
     rows = list(csv.DictReader((run_dir / "metrics.csv").open()))
     assert all(row["accuracy"] in ("", "nan") for row in rows)
+    assert all(row["entropy"] for row in rows if row["reward"])
+    assert not {"entropy/correct", "entropy/wrong"} & set(rows[0])
+    samples = [json.loads(x) for x in Path(run_dir, "samples.jsonl").read_text().splitlines()]
+    assert {sample["correct"] for sample in samples} == {None}
     assert not any("verify/" in key for key in rows[0])
     measured = {key for key in rows[0] if key.startswith("val/")}
     assert {"val/reward", "val/length", "val/truncated"} <= measured

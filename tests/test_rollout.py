@@ -516,7 +516,7 @@ def test_generation_runs_in_the_trainers_precision(bundled):
 @pytest.mark.parametrize(
     ("setting", "rule"),
     [
-        ({"temperature": -0.1}, "at least 0"),
+        ({"temperature": -0.1}, "0 or at least"),
         ({"top_p": 0.0}, "above 0"),
         ({"top_p": 1.1}, "at most 1"),
         ({"top_k": -1}, "at least 0"),

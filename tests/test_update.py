@@ -79,7 +79,7 @@ def widen(rollout: RolloutBatch, left: int, right: int) -> RolloutBatch:
     wide.prompt_ids = pad(rollout.prompt_ids, left, True, 7)
     wide.prompt_mask = pad(rollout.prompt_mask, left, True, False)
     wide.response_ids = pad(rollout.response_ids, right, False, 9)
-    for name in ("response_mask", "loss_mask", "value_mask", "step_mask"):
+    for name in ("response_mask", "policy_mask", "loss_mask", "value_mask", "step_mask"):
         setattr(wide, name, pad(getattr(rollout, name), right, False, False))
     wide.token_rewards = pad(rollout.token_rewards, right, False, 0.0)
     return wide
@@ -569,10 +569,11 @@ def test_a_network_that_has_diverged_is_skipped_in_a_run(backbone, broken):
     assert module.policy_version == 2
 
 
-def test_mini_batches_are_drawn_at_random_and_hold_every_row_once():
+def test_mini_batches_are_drawn_at_random_and_hold_every_row_once(backbone):
     update = Update(1, 8, 4)
-    generator, lengths = torch.Generator().manual_seed(0), torch.arange(32)
-    plans = [update.partition(lengths, torch.arange(32), 8, generator) for _ in range(2)]
+    generator, rows = torch.Generator().manual_seed(0), torch.arange(32)
+    rollout = demonstrations(backbone, groups=8)
+    plans = [update.partition(rollout, rows, 8, generator) for _ in range(2)]
     drawn = [[set(torch.cat(part).tolist()) for part in plan] for plan in plans]
     for parts in drawn:
         assert sorted(row for part in parts for row in part) == list(range(32))

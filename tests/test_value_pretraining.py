@@ -118,7 +118,7 @@ def test_the_best_critic_is_kept_and_the_run_ends_when_none_is_better():
 
 def test_the_policy_is_not_scored_while_nobody_reads_it(monkeypatch):
     module, calls = module_of(), []
-    monkeypatch.setattr(module, "_score", lambda *_: calls.append(1))
+    monkeypatch.setattr(module, "score", lambda *_: calls.append(1))
     run(module, data_of(), ValuePretraining(patience=None))
     assert not calls
 

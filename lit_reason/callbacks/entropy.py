@@ -64,7 +64,7 @@ class EntropyMonitor(Callback):
         masks = {
             "entropy": mask,
             "entropy/correct": mask & right,
-            "entropy/wrong": mask & ~right,
+            "entropy/wrong": mask & ~right & rollout.judged[:, None],
         }
         part = relative_position(mask, max(self.positions, 1))
         for i in range(self.positions):
