@@ -162,6 +162,8 @@ class RolloutBatch(_Rows):
             the critic's sake. It stands behind all others and is in no statistic of the policy.
         group_ids: (B,) int64: responses to one prompt share an id.
         prompt_index: (B,) int64: `Prompt.index`; -1 in rows that only fill up a shard.
+        judged: (B,) bool: the task judged the response; `correct` says nothing of the others.
+            `None` stands for all.
         sampled_logprobs: (B, T) float32: what the engine says of each token that it drew, 0 on
             padding; `None` where it does not.
         answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
@@ -193,6 +195,7 @@ class RolloutBatch(_Rows):
     critic_only: Tensor
     group_ids: Tensor
     prompt_index: Tensor
+    judged: Tensor | None = None
     sampled_logprobs: Tensor | None = None
     answer_ids: Tensor | None = None
     temperature: float = 1.0
@@ -215,10 +218,10 @@ class RolloutBatch(_Rows):
         return chosen
 
     @property
-    def judged(self) -> Tensor:
-        """(B,) bool: the task judged the response; `correct` says nothing of the others."""
-        known = [v.status is not Status.UNJUDGED for v in self.verdicts] or [True] * len(self)
-        return torch.tensor(known, device=self.rewards.device)
+    def right(self) -> Tensor:
+        """(B,) int64: 1 for right responses, 0 for wrong ones, -1 where nobody judged."""
+        right = self.correct.long()
+        return right if self.judged is None else right.masked_fill(~self.judged, -1)
 
     @property
     def lengths(self) -> Tensor:
@@ -303,6 +306,9 @@ class RolloutBatch(_Rows):
             token_rewards=token_rewards,
             step_mask=step_mask,
             correct=torch.tensor([groups[g].verdicts[r].correct for g, r in rows]),
+            judged=torch.tensor(
+                [groups[g].verdicts[r].status is not Status.UNJUDGED for g, r in rows]
+            ),
             truncated=torch.tensor([r.truncated for r in responses]),
             scored=scored,
             critic_only=only,

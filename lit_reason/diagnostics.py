@@ -107,7 +107,7 @@ class _Measured:
         self.gamma, self.reduce = gamma, reduce
         rollout = experience.rollout
         self.mask = rollout.policy_mask
-        self.verdict = rollout.correct.long().masked_fill(~rollout.judged, 2)[:, None]
+        self.verdict = rollout.right[:, None] % 3  # 2 where nobody judged
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask

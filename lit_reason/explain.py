@@ -341,7 +341,14 @@ def _named_classes(hint: Any) -> list[type]:
     """The classes that a configuration may name for `hint`."""
     classes = {c for base in _bases(hint) for c in _subclasses(base)}
     modules = ("lit_reason.", "lightning.pytorch.loggers.")
-    hidden = ("lit_reason.cli", "lit_reason.loggers", "lightning.pytorch.loggers.logger")
+    hidden = (  # what every run has anyway
+        "lit_reason.cli",
+        "lit_reason.checkpoints",
+        "lit_reason.loggers",
+        "lit_reason.peers",
+        "lit_reason.stopping",
+        "lightning.pytorch.loggers.logger",
+    )
     named = [
         c
         for c in classes

@@ -61,7 +61,7 @@ def mismatch(experience: Experience) -> dict[str, Tensor]:
 
 def _accuracy(rollout: RolloutBatch) -> Tensor:
     """Share of right responses; nan if nothing is right or wrong."""
-    return rollout.correct[rollout.judged].float().mean()
+    return rollout.right[rollout.right >= 0].float().mean()
 
 
 def over_ranks(stats: dict[str, Tensor], strategy: Any, device: torch.device) -> dict[str, Tensor]:

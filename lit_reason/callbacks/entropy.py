@@ -60,11 +60,11 @@ class EntropyMonitor(Callback):
     def masks(self, rollout: RolloutBatch) -> dict[str, Tensor]:
         """The tokens that each logged mean is over."""
         mask = rollout.policy_mask & ~rollout.critic_only[:, None]
-        right = rollout.correct[:, None]
+        right = rollout.right[:, None]
         masks = {
             "entropy": mask,
-            "entropy/correct": mask & right,
-            "entropy/wrong": mask & ~right & rollout.judged[:, None],
+            "entropy/correct": mask & (right == 1),
+            "entropy/wrong": mask & (right == 0),
         }
         part = relative_position(mask, max(self.positions, 1))
         for i in range(self.positions):

@@ -69,7 +69,7 @@ def _describe_row(batch: RolloutBatch, tokenizer: Any, i: int) -> dict[str, Any]
         "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
         "response": batch.texts[i],
         "reward": round(float(batch.rewards[i]), 6),
-        "correct": bool(batch.correct[i]) if batch.judged[i] else None,
+        "correct": {1: True, 0: False}.get(int(batch.right[i])),
         "truncated": bool(batch.truncated[i]),
         "length": int(batch.lengths[i]),
     }
