@@ -38,10 +38,12 @@ class ParseOnly(ReasonCLI):
 
 @cache
 def parser():
+    args = ["fit", "--config", str(ROOT / "configs" / "vapo.yaml")]
+    ReasonParser.arguments = args  # of the last command of this process otherwise
     cli = ParseOnly(
         ReasonModule,
         RolloutDataModule,
-        args=["fit", "--config", str(ROOT / "configs" / "vapo.yaml")],
+        args=args,
         seed_everything_default=0,
         auto_configure_optimizers=False,
         save_config_callback=RecordConfig,
