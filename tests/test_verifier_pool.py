@@ -260,6 +260,17 @@ sys.stdin.readline()  # until the test has seen them
 """
 
 
+def all_started(workers, count, limit=30):
+    """The processes of the workers, once each has its own: one may start late."""
+    deadline = time.monotonic() + limit
+    while True:
+        pids = [pid for worker in workers for pid in family(worker)]
+        if len(pids) == count:
+            return pids
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)
+
+
 @LINUX
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(3)", "os._exit(4)"])
@@ -281,8 +292,7 @@ def test_the_workers_end_with_their_parent(engine, tmp_path, end, forks):
     )
     with parent:
         assert parent.stdout.readline() == "started\n"
-        pids = [pid for p in parent.stdout.readline().split() for pid in family(int(p))]
-        assert len(pids) == 4
+        pids = all_started([int(p) for p in parent.stdout.readline().split()], count=4)
         child = int(parent.stdout.readline()) if forks else None
         parent.stdin.write("\n")
         parent.stdin.flush()
