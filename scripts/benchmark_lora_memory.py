@@ -5,7 +5,7 @@
 
 Each way is one `fit` in a process of its own, with the same prompts, seed and sizes. Counted is the
 resident memory from the first prompt to the last optimizer step, without that of loading the model;
-the weights are float32. docs/pretrained.md has a table. Linux only.
+the weights are float32. Linux only.
 """
 
 from __future__ import annotations
