@@ -1,7 +1,7 @@
 """Peak memory of one rollout and its update: all weights, LoRA on two bases, LoRA on one.
 
     python scripts/get_smollm2.py smollm2
-    python scripts/benchmark_lora_memory.py smollm2          a few minutes on two idle CPU cores
+    python scripts/benchmark_lora_memory.py smollm2          tens of minutes on two CPU cores
 
 Each way is one `fit` in a process of its own, with the same prompts, seed and sizes. Counted is the
 resident memory from the first prompt to the last optimizer step, without that of loading the model;
