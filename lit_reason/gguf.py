@@ -53,6 +53,8 @@ def plain_copy(model: PreTrainedModel) -> PreTrainedModel:
     copy = AutoModelForCausalLM.from_config(
         model.config, dtype=torch.float32, attn_implementation=model.config._attn_implementation
     )
+    if hasattr(copy.config, "quantization_config"):  # the weights are plain numbers now
+        del copy.config.quantization_config
     copy.load_state_dict(model.state_dict())
     copy.generation_config = model.generation_config
     return copy

@@ -83,6 +83,7 @@ def test_a_gguf_file_is_a_backbone_that_trains_and_saves(tmp_path):
     assert backbone.critic()(input_ids=ids) is not None
     actor.save_pretrained(tmp_path / "saved")
     backbone.tokenizer.save_pretrained(tmp_path / "saved")
+    assert "quantization" not in (tmp_path / "saved" / "config.json").read_text()
     again = Pretrained(str(tmp_path / "saved"))
     assert torch.equal(again.actor()(ids).logits, actor(ids).logits)
     assert again.eos_ids == [2]
@@ -106,7 +107,10 @@ def test_the_copy_is_the_same_network():
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 9}
     model = AutoModelForCausalLM.from_config(LlamaConfig(num_attention_heads=2, **sizes))
+    model.config.quantization_config = {"quant_method": "gguf"}
     copy = plain_copy(model)
+    # or every reader of its folder would look for the file
+    assert not hasattr(copy.config, "quantization_config")
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(copy(ids).logits, model(ids).logits)
     assert copy.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
