@@ -11,19 +11,19 @@ from torch import Tensor
 from lit_reason.advantages import check_advantages
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import blaming
-from lit_reason.functional import gae, kl_penalised_rewards, outcome_to_tokens, unchecked_values
+from lit_reason.functional import gae, kl_penalised_rewards, outcome_to_tokens
 from lit_reason.networks import Entropy, values_and_after
 
 if TYPE_CHECKING:
     from lit_reason.module import ReasonModule
 
 
-@torch.no_grad()
-@unchecked_values()  # what is not finite skips the optimizer step, and the guard counts it
 def annotate(
     module: ReasonModule, rollout: RolloutBatch, micro_batches: Sequence[Tensor]
 ) -> tuple[Experience, dict[str, Tensor]]:
     """Log-probs, values, advantages and returns of a rollout under the current weights.
+
+    Called by `ReasonModule.annotate`, without gradients and checks of values.
 
     Args:
         module: Its networks score the rollout, its estimator makes the advantages.

@@ -219,6 +219,8 @@ class ReasonModule(LightningModule):
         self._log(rollout, {**stats, **average(updates)})
         return {"experience": experience}
 
+    @torch.no_grad()
+    @unchecked_values()  # what is not finite skips the optimizer step, and the guard counts it
     def annotate(
         self, rollout: RolloutBatch, micro_batches: list[Tensor]
     ) -> tuple[Experience, dict[str, Tensor]]:
@@ -311,8 +313,6 @@ class ReasonModule(LightningModule):
 
     # --- logging ------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    @unchecked_values()  # of values that are not finite the result is not finite
     def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.functional import kl_k3, masked_mean, unchecked_values, zero_outside
+from lit_reason.functional import kl_k3, masked_mean, zero_outside
 
 
 def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -36,7 +36,6 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
     return stats
 
 
-@unchecked_values()  # what has diverged is counted by the update
 def mismatch(experience: Experience) -> dict[str, Tensor]:
     """How far the engine's log-probs of this rank's tokens are from the trainer's.
 

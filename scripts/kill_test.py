@@ -41,7 +41,7 @@ EXTRA = {
     "vc_ppo": ["--callbacks.value_warmup.rollouts=3"],
     "vapo": ["--callbacks.value_warmup.rollouts=3", "--data.group_filter=DropUniform"],
 }
-SMALL = [
+SIZES = [
     "--data.groups_per_rollout=4",
     "--data.group_size=4",
     "--data.rollouts_per_epoch=2",
@@ -52,14 +52,17 @@ SMALL = [
     "--data.sampling.max_new_tokens=32",
     "--model.update.minibatch_size=8",
     "--model.update.micro_batch_size=4",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+SMALL = [
+    *SIZES,
     "--model.actor_optimizer.lr=3e-3",
     "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR",
     "--callbacks.samples=SampleTable",
     "--callbacks.samples.every_n_rollouts=1",
     "--callbacks.recorder=RolloutRecorder",
-    "--trainer.check_val_every_n_epoch=1",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
 ]
 MOMENTS = {"rollout": 0.3, "update": 0.1, "writing": 0.008}  # seconds within which to kill
 DOING = ("starting", "rollout", "scoring", "update", "validation", "writing")

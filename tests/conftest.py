@@ -14,27 +14,13 @@ from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.encoding import encode_prompt
 from lit_reason.module import ReasonModule
 from lit_reason.tasks import PlanCount
+from scripts.kill_test import SIZES
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 
 # a run of two small rollouts: what most tests of the command line need
-SMALL = [
-    "--data.groups_per_rollout=4",
-    "--data.group_size=4",
-    "--data.rollouts_per_epoch=2",
-    "--data.task.n_max=4",
-    "--data.val_task.n_max=3",
-    "--data.val_task.limit=6",
-    "--data.val_samples=2",
-    "--data.sampling.max_new_tokens=32",
-    "--model.update.minibatch_size=8",
-    "--model.update.micro_batch_size=4",
-    "--trainer.max_epochs=1",
-    "--trainer.check_val_every_n_epoch=1",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-]
+SMALL = [*SIZES, "--trainer.max_epochs=1"]
 
 
 def pytest_collection_modifyitems(items):
