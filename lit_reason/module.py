@@ -107,7 +107,7 @@ class ReasonModule(LightningModule):
         self.phase = "joint"  # "value_warmup" while only the critic learns (ValueWarmup callback)
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
         self.policy_version = 0  # rollouts trained on so far
-        self.stepped: set[str] = set()  # networks that took an optimizer step in this process
+        self.stepped: set[str] = set()  # networks that took an optimizer step so far
         self.guard = NonFiniteGuard(update.max_nonfinite)
         self.actor: Any = None
         self.critic: Any = None
@@ -371,6 +371,7 @@ class ReasonModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
         checkpoint["policy_version"] = self.policy_version
+        checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["adapters"] = self.backbone.describe()
         fixed = {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
         state = checkpoint["state_dict"]
@@ -380,6 +381,7 @@ class ReasonModule(LightningModule):
                 del state[key]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the rollout counter, after a look at whether the weights will fit."""
+        """Restores the rollout counter and what has trained, after a look at the weights."""
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
         self.policy_version = checkpoint.get("policy_version", 0)
+        self.stepped = set(checkpoint.get("stepped", self.trained))

@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,13 @@ def test_what_a_part_that_is_off_would_read_is_warned_of(name, flags, message):
     warmup = ["--callbacks.value_warmup.rollouts=1"] if name == "vapo" else []
     with pytest.warns(ConfigWarning, match=message):
         main(["fit", *tiny(name), *SMALL, *warmup, *flags.split(), "--trainer.fast_dev_run=true"])
+
+
+def test_a_finished_run_that_is_continued_is_not_said_to_have_trained_nothing():
+    run_dir = fit(*tiny("grpo"), *SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConfigWarning)
+        main(["fit", f"--config={run_dir}/config.yaml", "--ckpt_path=last"])
 
 
 def test_a_run_that_never_trained_the_policy_says_so():
