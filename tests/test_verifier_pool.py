@@ -173,6 +173,10 @@ def test_a_worker_that_cannot_start_is_reported(engine, capfd):
 
 def test_an_interrupt_ends_the_workers_and_spares_the_next_batch(pool):
     statuses(pool, "a")
+    deadline = time.monotonic() + 30
+    while not all(member.ready for member in pool.members):  # one may start late
+        assert time.monotonic() < deadline
+        statuses(pool, "a", "a")
     processes = [member.process for member in pool.members]
     for process in processes:
         os.kill(process.pid, signal.SIGINT)  # as a terminal would
