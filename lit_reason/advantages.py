@@ -241,7 +241,9 @@ class GroupRelative(AdvantageEstimator):
             steps = rollout.step_mask & scored[:, None]
             advantages = group_relative_process(rewards, steps, mask, ids, self.scale_by_std)
         else:
-            scores = group_relative(rewards.sum(dim=1), ids, self.scale_by_std, valid=scored)
+            # a response without a token of the policy has no place for its reward, but has one
+            outcomes = torch.where(mask.any(dim=1), rewards.sum(dim=1), rollout.rewards)
+            scores = group_relative(outcomes, ids, self.scale_by_std, valid=scored)
             advantages = zero_outside(scores[:, None].expand_as(rewards), mask)
         zero = (advantages == 0).all(dim=1).float()
         return Advantages(advantages, None, {"advantage/zero_fraction": zero})

@@ -255,6 +255,8 @@ class RolloutBatch(_Rows):
             "value_mask counts padding": self.value_mask & ~self.response_mask,
             "loss_mask counts tokens that the policy did not sample": self.loss_mask
             & ~self.policy_mask,
+            "value_mask counts tokens that the policy did not sample": self.value_mask
+            & ~self.policy_mask,
             "loss_weight is not finite": ~self.loss_weight.isfinite(),
             "rewards are not finite": ~self.rewards.isfinite(),
         }

@@ -12,7 +12,7 @@ from lit_reason.aggregation import SequenceMean
 from lit_reason.annotation import token_rewards
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
-from lit_reason.functional import kl_k3
+from lit_reason.functional import group_relative, kl_k3
 from lit_reason.learner import Learner, Update, _buckets
 from lit_reason.networks import policy_outputs
 from lit_reason.objectives import (
@@ -604,3 +604,20 @@ def test_what_is_left_out_is_what_the_documentation_says():
     assert ClippedSurrogate().dual_clip is None
     assert KLToReference(0.1).estimator is kl_k3
     assert (Update().max_nonfinite, Update().max_grad_norm) == (10, 1.0)
+
+
+@pytest.mark.parametrize(
+    "last", [Response((), "", False), Response((3, 4), "", False, mask=(False, False))]
+)
+def test_c18_a_response_without_a_token_of_the_policy_counts_in_its_group(backbone, last):
+    """From an engine of one's own: no token can learn, but the others compare with it."""
+    responses = [Response((3, 4, 2), "", False), Response((3, 5, 2), "", False), last]
+    rewards = [1.0, -1.0, -1.0]
+    verdicts = [Verdict.of(r > 0) for r in rewards]
+    group = Group(Prompt(0, "", ""), [3], responses, verdicts, rewards)
+    rollout = RolloutBatch.from_groups([group], pad_id=backbone.tokenizer.pad_token_id)
+    module = build(backbone, advantage=GroupRelative(), value=None)
+    experience, _ = module.annotate(rollout, [torch.arange(3)])
+    want = group_relative(torch.tensor(rewards), torch.zeros(3, dtype=torch.long))
+    assert experience.advantages[:2, 0].tolist() == want[:2].tolist()
+    assert not experience.advantages[2].any()

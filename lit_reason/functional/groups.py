@@ -125,7 +125,10 @@ def _is_degenerate(x: Tensor, index: Tensor, groups: int, tolerance: float) -> T
     """True for groups whose largest and smallest reward are equal up to `tolerance`."""
     top = x.new_zeros(groups).scatter_reduce(0, index, x, "amax", include_self=False)
     bottom = x.new_zeros(groups).scatter_reduce(0, index, x, "amin", include_self=False)
-    return top - bottom <= tolerance * torch.maximum(top.abs(), bottom.abs()).clamp(min=1.0)
+    spread = top - bottom
+    # an infinite reward is no reason for zeros: what follows from it is nan, and seen
+    equal = spread <= tolerance * torch.maximum(top.abs(), bottom.abs()).clamp(min=1.0)
+    return equal & spread.isfinite()
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PROPERTY, generators, masks, noise, poison
 
-from lit_reason.functional import group_relative, group_relative_process
+from lit_reason.functional import group_relative, group_relative_process, unchecked_values
 
 
 def close(got, want, atol=1e-5):
@@ -205,3 +205,10 @@ def test_masked_responses_stay_in_the_statistics():
     rewards = torch.tensor([[0.0, 1], [0, 1], [0, -1]])
     got = group_relative_process(rewards, step_mask, mask, torch.zeros(3).long())
     close(got, [[0.577350] * 2] * 2 + [[0, 0]])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_reward_that_is_not_finite_shows_where_values_are_not_checked(value):
+    rewards, ids = torch.tensor([1.0, 0.0, value]), torch.zeros(3, dtype=torch.long)
+    with unchecked_values():
+        assert group_relative(rewards, ids).isnan().any()
