@@ -50,3 +50,12 @@ def test_ratios_that_overflow_stay_finite():
     weights = importance_weights(far, torch.tensor([[-500.0], [0.0]]), mask, 3.0)
     assert weights.tolist() == [[3.0], [pytest.approx(0, abs=1e-8)]]
     assert not importance_weights(far, far, mask).requires_grad
+
+
+def test_log_ratios_beyond_twenty_are_held_there():
+    """e^20 = 4.85e8, which only a cap above it leaves alone."""
+    logprobs, sampled = torch.tensor([[0.0, -50.0]]), torch.tensor([[-30.0, 0.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for cut in ("truncate", "mask"):
+        found = importance_weights(logprobs, sampled, mask, cap=1e9, cut=cut)
+        torch.testing.assert_close(found, torch.tensor([[20.0, -20.0]]).exp())
