@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from lit_reason.advantages import GAE, GroupRelative
+from lit_reason.annotation import token_rewards
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.correction import Correction
 from lit_reason.errors import ConfigError
+from lit_reason.networks import state_values
 from lit_reason.objectives import ClippedSurrogate
 from lit_reason.rollout import HFEngine, RolloutEngine
 from lit_reason.verdict import Verdict
@@ -157,6 +159,51 @@ def test_advantages_carry_over_the_gap(backbone):
     relative = GroupRelative()(batch, rewards, None).advantages
     assert relative[0, keep].all()
     assert not relative[0, ~keep].any()
+
+
+def test_the_outcome_stands_on_the_last_token_that_the_policy_sampled(backbone):
+    batch = with_gap(backbone, hidden=(6, 8))  # the response ends in the words of a tool
+    rewards = token_rewards(batch, {}, kl_in_reward=0.0)
+    assert rewards.nonzero().tolist() == [[0, 5], [1, 7]]
+    assert rewards.sum(1).tolist() == batch.rewards.tolist()
+
+
+def test_targets_of_the_warm_up_carry_over_the_gap(backbone):
+    module = build(backbone, advantage=GAE(gamma=0.5))
+    module.phase = "value_warmup"
+    batch = with_gap(backbone)
+    returns = experience_of(module, batch).returns
+    keep = batch.policy_mask[0]
+    want = 0.5 ** torch.arange(5, -1, -1) * batch.rewards[0]  # six tokens, not eight
+    torch.testing.assert_close(returns[0, keep], want)
+
+
+def test_the_ratio_of_a_response_is_that_of_the_tokens_it_sampled(backbone):
+    batch = with_gap(backbone)
+    experience = experience_of(build(backbone), batch)
+    batch.sampled_logprobs = experience.old_logprobs.clone()
+    batch.sampled_logprobs[0, 4:6] = 0.0  # an engine knows nothing of what a tool said
+    weights = Correction(9.0, "sequence").weights(experience)
+    torch.testing.assert_close(weights, batch.policy_mask.float())
+
+
+def test_what_the_trainer_finds_twice_as_likely_weighs_double(backbone):
+    batch = with_gap(backbone)
+    experience = experience_of(build(backbone), batch)
+    batch.sampled_logprobs = experience.old_logprobs - math.log(2)
+    weights = Correction(9.0).weights(experience)
+    torch.testing.assert_close(weights, 2.0 * batch.policy_mask)
+
+
+def test_rows_of_the_critic_alone_are_valued_too(backbone):
+    module, rollout = build(backbone), demonstrations(backbone)
+    with torch.no_grad():
+        module.critic.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+        want = state_values(module.critic, rollout)
+    rollout.critic_only[12:] = True
+    experience, _ = module.annotate(rollout, [torch.arange(12)])
+    mask = rollout.response_mask
+    torch.testing.assert_close(experience.values[mask], want[mask], atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_of_a_tool_have_no_gradient_of_their_own(backbone):
