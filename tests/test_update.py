@@ -132,7 +132,7 @@ def test_micro_batches_keep_to_the_budget_of_tokens(backbone):
     """Short responses go together, a response that is longer than the budget goes alone."""
     rollout = demonstrations(backbone, n_max=9)
     prompts, lengths = rollout.prompt_mask.sum(1), rollout.lengths
-    for budget, most in ((20, 16), (100, 16), (100, 3), (10**6, 16)):
+    for budget, most in ((20, 16), (100, 16), (100, 3), (10**6, 16), (10**6, 3)):
         update = Update(1, 16, most, micro_batch_tokens=budget)
         (parts,) = update.partition(rollout, torch.arange(16), 16, torch.Generator())
         assert sorted(torch.cat(parts).tolist()) == list(range(16))
