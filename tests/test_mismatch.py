@@ -17,6 +17,7 @@ from lit_reason.errors import ConfigError
 from lit_reason.networks import state_values
 from lit_reason.objectives import ClippedSurrogate
 from lit_reason.rollout import HFEngine, RolloutEngine
+from lit_reason.statistics import mismatch
 from lit_reason.verdict import Verdict
 from tests.conftest import SMALL, demonstrations, fit, tiny
 from tests.steps import Recorder, build, experience_of, shift_weights
@@ -193,6 +194,34 @@ def test_what_the_trainer_finds_twice_as_likely_weighs_double(backbone):
     batch.sampled_logprobs = experience.old_logprobs - math.log(2)
     weights = Correction(9.0).weights(experience)
     torch.testing.assert_close(weights, 2.0 * batch.policy_mask)
+
+
+def test_lambda_goes_by_the_tokens_that_the_policy_sampled(backbone):
+    lam = GAE(alpha=0.5).policy_lambda(with_gap(backbone))
+    torch.testing.assert_close(lam, torch.tensor([1 - 1 / 3, 1 - 1 / 4]))
+
+
+def test_a_term_that_counts_tokens_of_a_tool_is_refused(backbone):
+    class Everything(ClippedSurrogate):
+        def mask(self, experience):
+            return experience.rollout.response_mask
+
+    module = build(backbone)
+    module.policy = Everything()
+    experience = experience_of(module, with_gap(backbone))
+    learner = module.learners()["actor"]
+    recorder = Recorder(learner.parameters)
+    with pytest.raises(ConfigError, match=r"mask counts 2 positions of padding, or not of the pol"):
+        learner.update(experience, [torch.arange(2)], recorder, torch.Tensor.backward)
+
+
+def test_rows_of_the_critic_alone_are_in_no_mismatch(backbone):
+    rollout = demonstrations(backbone)
+    experience = experience_of(build(backbone), rollout)
+    rollout.sampled_logprobs = experience.old_logprobs.clone()
+    rollout.sampled_logprobs[12:] -= 1.0
+    rollout.critic_only[12:] = True
+    assert mismatch(experience)["mismatch/logprob_max"] == 0
 
 
 def test_rows_of_the_critic_alone_are_valued_too(backbone):
