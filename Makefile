@@ -1,4 +1,4 @@
-.PHONY: help install quickstart lint test test-fast
+.PHONY: help install quickstart lint test test-slow
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -12,8 +12,8 @@ quickstart:  ## Train the built-in policy with VAPO on a CPU
 lint:  ## Check style and types
 	ruff check . && ruff format --check . && mypy
 
-test:  ## Run all tests
+test:  ## Run the tests that take less than about ten seconds each
 	pytest
 
-test-fast:  ## Run the tests that take less than about ten seconds each
-	pytest -m "not slow"
+test-slow:  ## Run the others
+	pytest -m slow

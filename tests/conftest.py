@@ -23,12 +23,6 @@ CONFIGS = ROOT / "configs"
 SMALL = [*SIZES, "--trainer.max_epochs=1"]
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that no worker is left with one at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
