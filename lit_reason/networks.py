@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,9 +20,10 @@ from lit_reason.functional import (
 )
 
 Entropy = Literal["none", "detached", "grad"]
+Head: TypeAlias = Callable[[Tensor], Tensor]
 BLOCK = 2**23  # logits that may exist at once, 32 MiB in float32 ...
 LEAST = 256  # ... but no fewer positions, each block costs a gradient of the whole head
-_heads: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_heads: WeakKeyDictionary[nn.Module, Head | None] = WeakKeyDictionary()
 
 
 class PolicyOutputs(NamedTuple):
@@ -92,8 +95,8 @@ def policy_outputs(
 ) -> PolicyOutputs:
     """Scores the sampled tokens with `actor`.
 
-    Prompt logits are never computed, and where the logits are the head of the last hidden state,
-    those of the response exist in blocks only, again in the backward pass.
+    Prompt logits are never computed, and where logits are a function of the last hidden state (see
+    `logits_head`), those of the response exist in blocks only, again in the backward pass.
 
     Args:
         actor: A causal language model.
@@ -104,10 +107,11 @@ def policy_outputs(
     """
     inputs, keep = _inputs(rollout)
     ids = rollout.response_ids[:, :keep]
-    if has_plain_head(actor):
-        head: Any = actor.get_output_embeddings()  # type: ignore[operator]
+    head = logits_head(actor)
+    if head is not None:
         hidden = actor.base_model(use_cache=False, **inputs).last_hidden_state  # type: ignore[operator]
-        size = chunk or max(BLOCK // head.weight.shape[0], LEAST)
+        vocab = actor.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        size = chunk or max(BLOCK // vocab, LEAST)
         logprobs, h = hidden_logprobs_and_entropy(
             hidden[:, -keep - 1 : -1], head, ids, temperature, entropy, size
         )
@@ -121,26 +125,26 @@ def policy_outputs(
     return PolicyOutputs(_widen(logprobs, rollout), None if h is None else _widen(h, rollout))
 
 
-def has_plain_head(actor: nn.Module) -> bool:
-    """Whether the logits of `actor` are its head of the last hidden state and nothing more.
+def logits_head(actor: nn.Module) -> Head | None:
+    """What makes logits (N, V) of the last hidden states (N, H) of `actor`, or `None`.
 
-    Some architectures scale or cap them. The answer does not depend on the weights: what is
-    around the head must pass on exactly the states and the scores that it is given.
+    Its output embeddings where these are all, and what its `forward` does around them where it
+    scales or caps the logits. `None` where the states reach the head otherwise, or it is sharded.
     """
     if actor not in _heads:
-        _heads[actor] = _probe_head(actor)
+        _heads[actor] = _find_head(actor)
     return _heads[actor]
 
 
 class _Layers(nn.Module):
-    """Stands in for the layers of a model: returns the states it was given, and no more."""
+    """Stands in for the layers of a model: passes on the states it is given as embeddings."""
 
-    def __init__(self, states: Tensor) -> None:
-        super().__init__()
-        self.states = states
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        return _Output(inputs_embeds)
 
-    def forward(self, *_: Any, **__: Any) -> _Output:
-        return _Output(self.states)
+    @property
+    def decoder(self) -> _Layers:  # what OPT and its like call themselves
+        return self
 
 
 class _Output:
@@ -155,32 +159,38 @@ class _Output:
 
 
 @torch.no_grad()
-def _probe_head(actor: nn.Module) -> bool:
+def _find_head(actor: nn.Module) -> Head | None:
     if not isinstance(actor, PreTrainedModel) or actor.base_model is actor:
-        return False
+        return None
     head: Any = actor.get_output_embeddings()
     if type(getattr(head, "weight", None)) is not nn.Parameter:  # none, or sharded
-        return False
-    vocab, width = head.weight.shape
-    states = torch.linspace(-9.0, 9.0, width, device=head.weight.device)[None, None]
-    scores = torch.linspace(-99.0, 99.0, vocab, device=head.weight.device)[None, None]
+        return None
+    view = copy.copy(actor)  # the actor's own head and settings around no layers
+    view._modules = {**actor._modules, actor.base_model_prefix: _Layers()}
+
+    def around(states: Tensor) -> Tensor:
+        return view(inputs_embeds=states[None], use_cache=False).logits[0]
+
     seen: list[Tensor] = []
+    vocab, width = head.weight.shape
+    like = {"dtype": head.weight.dtype, "device": head.weight.device}
+    states = torch.linspace(-9.0, 9.0, 3 * width, **like).view(3, width)
+    scores = torch.linspace(-99.0, 99.0, 3 * vocab, **like).view(3, vocab)
 
     def replace(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        seen.append(inputs[0])
-        return scores
+        seen.append(inputs[0][0])
+        return scores[None] if len(seen) == 1 else scores[None, 1:2]
 
-    layers, hook = actor.base_model, head.register_forward_hook(replace)
+    hook = head.register_forward_hook(replace)
     try:
-        setattr(actor, actor.base_model_prefix, _Layers(states))
-        token = torch.zeros((1, 1), dtype=torch.long, device=states.device)
-        logits = actor(token, use_cache=False).logits
-    except AttributeError:  # reads more of its layers than their output
-        return False
+        logits, middle = around(states), around(states[1:2])
+    except (AttributeError, TypeError):  # reads more of its layers than their output
+        return None
     finally:
-        setattr(actor, actor.base_model_prefix, layers)
         hook.remove()
-    return len(seen) == 1 and torch.equal(seen[0], states) and torch.equal(logits, scores)
+    if not (torch.equal(seen[0], states) and torch.equal(logits[1:2], middle)):
+        return None
+    return head if torch.equal(logits, scores) else around
 
 
 def state_values(critic: nn.Module, rollout: RolloutBatch) -> Tensor:

@@ -18,7 +18,7 @@ from lit_reason.fingerprint import fingerprint
 from lit_reason.learner import Update
 from lit_reason.lora import LoRA, merged
 from lit_reason.module import ReasonModule
-from lit_reason.networks import has_plain_head, policy_outputs, state_values
+from lit_reason.networks import logits_head, policy_outputs, state_values
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
 from lit_reason.rollout import generation_config
 from lit_reason.tasks.plan_count import ALPHABET
@@ -79,7 +79,7 @@ def test_the_networks_are_the_base_before_training(share):
     backbone = LoRA(base, share=share)
     expected = policy_outputs(plain, rollout, entropy="detached")
     for network in (backbone.actor(), backbone.reference()):
-        assert has_plain_head(network)
+        assert logits_head(network) is network.get_output_embeddings()
         outputs = policy_outputs(network, rollout, entropy="detached")
         assert torch.equal(outputs.logprobs, expected.logprobs)
         assert torch.equal(outputs.entropy, expected.entropy)

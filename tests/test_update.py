@@ -364,6 +364,16 @@ def test_a_loss_that_is_not_finite_changes_nothing_even_with_a_finite_gradient(b
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+@pytest.mark.parametrize("infinity", [float("inf"), -float("inf")])
+def test_an_infinite_old_log_prob_is_no_ordinary_ratio(backbone, infinity):
+    """The clamp of log-ratios would make an ordinary ratio, e^20 or e^-20, of it."""
+    module = build(backbone)
+    experience = experience_of(module, demonstrations(backbone))
+    experience.old_logprobs[0, 0] = infinity
+    stats, _ = step(module, experience, "actor", 16)
+    assert stats["update/skipped_actor"] == stats["update/nonfinite_actor"] == 1
+
+
 def test_a_run_that_stays_non_finite_stops_and_keeps_its_mini_batch(backbone, tmp_path):
     module = build(backbone, update=Update(1, 4, 4, max_nonfinite=3))
     experience = experience_of(module, demonstrations(backbone))

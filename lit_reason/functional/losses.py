@@ -27,9 +27,27 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ±20 before exponentiation (e^20 = 4.9e8): float32 cannot overflow."""
 
 
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """Importance ratio of a log-ratio clamped to ±20; nan for an infinite one.
+
+    A clamp alone would make an ordinary number of what a diverged network says.
+
+    Args:
+        log_ratio: In nats.
+
+    Shapes:
+        ``(*)``; returns ``(*)``.
+
+    Example:
+        >>> bounded_exp(torch.tensor([0.0, 1.0, 90.0, float("inf")]))
+        tensor([1.0000e+00, 2.7183e+00, 4.8517e+08,        nan])
+    """
+    bounded = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return bounded.exp().masked_fill(log_ratio.isinf(), torch.nan)
+
+
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    log_ratio = upcast(logprobs) - upcast(old_logprobs.detach())
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return bounded_exp(upcast(logprobs) - upcast(old_logprobs.detach()))
 
 
 def _check_surrogate(

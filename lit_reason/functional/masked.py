@@ -200,9 +200,9 @@ def explained_variance(
     .. math:: \mathrm{EV} = 1 - \mathrm{Var}(R - V) / \mathrm{Var}(R)
 
     1 is perfect, 0 no better than a constant, negative worse. Blind to a constant bias: watch
-    the mean of :math:`R - V` as well. Defined as 0.0 where the returns do not vary, since then
-    nothing can be explained. The criterion for ending value pretraining in VC-PPO
-    (arXiv:2503.01491, section 4.1).
+    the mean of :math:`R - V` as well. Defined as 0.0 where the returns do not vary, or by so little
+    (1e-150) that their variance is 0 in float64: nothing can be explained then. The criterion for
+    ending value pretraining in VC-PPO (arXiv:2503.01491, section 4.1).
 
     Args:
         values: Critic predictions V, in any unit; the result has none.

@@ -21,7 +21,7 @@ from lit_reason.functional._checks import (
     non_finite,
     upcast,
 )
-from lit_reason.functional.losses import LOG_RATIO_LIMIT
+from lit_reason.functional.losses import bounded_exp
 from lit_reason.functional.masked import zero_outside
 
 Level: TypeAlias = Literal["token", "sequence"]
@@ -88,6 +88,6 @@ def importance_weights(
     log_ratio = zero_outside(upcast(logprobs) - upcast(sampled_logprobs), mask)
     if level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    ratio = bounded_exp(log_ratio)
     over = ratio.clamp(max=cap) if cut == "truncate" else ratio.masked_fill(ratio > cap, 0.0)
     return zero_outside(over, mask)

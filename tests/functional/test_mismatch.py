@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PROPERTY, generators, masks, noise, poison, rows_of
 
-from lit_reason.functional import importance_weights
+from lit_reason.functional import importance_weights, unchecked_values
 
 
 @PROPERTY
@@ -59,3 +59,13 @@ def test_log_ratios_beyond_twenty_are_held_there():
     for cut in ("truncate", "mask"):
         found = importance_weights(logprobs, sampled, mask, cap=1e9, cut=cut)
         torch.testing.assert_close(found, torch.tensor([[20.0, -20.0]]).exp())
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("cut", ["truncate", "mask"])
+@pytest.mark.parametrize("infinity", [float("inf"), -float("inf")])
+def test_an_infinite_log_prob_has_no_ordinary_weight(level, cut, infinity):
+    logprobs, mask = torch.tensor([[infinity, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    with unchecked_values():
+        for args in ((logprobs, torch.zeros(1, 2)), (torch.zeros(1, 2), logprobs)):
+            assert importance_weights(*args, mask, 2.0, level, cut)[0, 0].isnan()
