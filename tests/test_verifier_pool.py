@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_reason.errors import ConfigError
-from lit_reason.verifier.pool import Pool
+from lit_reason.verifier.pool import Pool, _Worker
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -197,6 +197,19 @@ def test_an_interrupt_ends_the_workers_and_spares_the_next_batch(pool):
     assert statuses(pool, "a", "b") == ["correct", "wrong"]
 
 
+def test_an_interrupt_of_a_worker_that_is_starting_is_none(engine):
+    """As a scheduler sends it, to every process of a job; here before Python runs."""
+    pool = Pool(engine=engine)
+    started = [pool.spawn() for _ in range(pool.size)]
+    for process in started:
+        os.kill(process.pid, signal.SIGINT)
+    pool.members.extend(_Worker(process) for process in started)
+    assert statuses(pool, "a", "b") == ["correct", "wrong"]
+    assert [member.process for member in pool.members] == started
+    pool.close()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_a_forked_process_has_workers_of_its_own(pool):
     statuses(pool, "a")
     child = os.fork()
@@ -245,7 +258,7 @@ def test_closing_or_forgetting_a_pool_leaves_no_process(engine):
 SCRIPT = """
 import os, sys, threading, time
 sys.path.insert(0, {folder!r})
-from lit_reason.verifier.pool import Pool
+from lit_reason.verifier.pool import Pool, _Worker
 print("started", flush=True)
 pool = Pool(workers=2, time_limit=60, engine="odd_engine:compare")
 pool.run([("a", "a")] * 4)

@@ -135,13 +135,18 @@ class Pool:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         # one hash seed: sympy's order of terms, and what it finds in time, depend on it
         settings = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **settings},
-            start_new_session=True,  # Ctrl-C is for the parent
-        )
+        # Ctrl-C is for the parent: the worker inherits the mask, and has a session of its own
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def members(self) -> list[_Worker]:

@@ -46,7 +46,6 @@ def main(engine: str, time_limit: float, memory_limit: int, answers: int, parent
         answers: Number of answers after which a child makes room for the next.
         parent: Process that this one ends with.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what an engine prints is no answer
     compare = _load(engine)
