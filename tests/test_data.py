@@ -297,10 +297,11 @@ def test_without_a_filter_every_group_trains_in_one_round(sampler):
     assert "groups/rounds" not in batch.stats
 
 
-def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler):
-    """D06: length penalties make an all-wrong group look mixed."""
+@pytest.mark.parametrize(("kind", "dropped"), [(WRONG, "all_wrong"), (RIGHT, "all_right")])
+def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler, kind, dropped):
+    """D06: length penalties make a group that is all wrong, or all right, look mixed."""
     data = data_of(
-        [WRONG] * 4,
+        [kind] * 4,
         rewards={"correctness": Correctness(), "length": SoftOverlong(0.9, weight=1.0)},
         sampling=Sampling(max_new_tokens=12),
     )
@@ -308,7 +309,7 @@ def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler):
     batch = data.rollout()
     assert len(set(batch.rewards.view(-1, 4)[0].tolist())) > 1
     assert batch.stats["groups/kept"] == 0
-    assert batch.stats["groups/dropped_all_wrong"] == 6
+    assert batch.stats[f"groups/dropped_{dropped}"] == 6
 
 
 def test_progress_counts_updates_and_not_rounds_of_generation(policy):

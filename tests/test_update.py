@@ -349,18 +349,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(backbone):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+class Infinite(LossTerm):
+    """An infinite loss with the gradient of a finite one."""
+
+    def loss(self, experience, outputs):
+        return outputs.logprobs + float("inf")
+
+
 def test_a_loss_that_is_not_finite_changes_nothing_even_with_a_finite_gradient(backbone):
-    """An infinite value target under a clipped branch has no gradient, but the loss shows it."""
-    module = build(backbone)
+    module = build(backbone, {"infinite": Infinite()})
     experience = experience_of(module, demonstrations(backbone))
-    experience.returns[0, 0] = float("inf")
-    experience.values[0, 0] = -1.0  # the clipped branch, whose gradient is 0, is the larger one
-    before = copy.deepcopy(module.critic.state_dict())
-    optimizer = torch.optim.AdamW(module.critic.parameters(), lr=0.1)
-    learner = module.learners()["critic"]
+    before = copy.deepcopy(module.actor.state_dict())
+    optimizer = torch.optim.AdamW(module.actor.parameters(), lr=0.1)
+    learner = module.learners()["actor"]
     stats = learner.update(experience, [torch.arange(16)], optimizer, torch.Tensor.backward)
-    assert stats["update/skipped_critic"] == stats["update/nonfinite_critic"] == 1
-    after = module.critic.state_dict()
+    assert stats["grad_norm/actor"].isfinite()
+    assert stats["update/skipped_actor"] == stats["update/nonfinite_actor"] == 1
+    after = module.actor.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
@@ -468,6 +473,23 @@ def test_the_positive_example_term_reads_the_verdict_and_only_correct_responses(
     expected = -logprobs.sum() / rollout.lengths[3]
     torch.testing.assert_close(stats["loss/positive_lm"], expected.detach(), atol=1e-6, rtol=1e-5)
     assert stats["positive_lm/tokens"] == rollout.lengths[3]
+
+
+class Marked(PositiveExampleLM):
+    """Says 1 of every token it counts, and 100 of those it does not."""
+
+    def stats(self, experience, outputs):
+        return {"mark": 100.0 - 99.0 * self.mask(experience).float()}
+
+
+def test_a_statistic_is_the_mean_over_the_tokens_of_its_own_term(backbone):
+    module = build(backbone, {"marked": Marked(1.0)})
+    rollout = demonstrations(backbone)
+    rollout.correct[:] = False
+    rollout.correct[[0, 3]] = True
+    for size in (4, 16):
+        stats, _ = step(module, experience_of(module, rollout), "actor", size)
+        assert stats["marked/mark"] == 1
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+LARGEST = torch.finfo(torch.float32).max
+
 _unchecked: ContextVar[bool] = ContextVar("unchecked", default=False)
 
 
@@ -121,6 +123,9 @@ def squarable(x: Tensor) -> float:
     return min(torch.finfo(wide(x)).max ** 0.5 / 2**17, torch.finfo(result).max / 2)
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -155,9 +160,9 @@ def check_dim(ndim: int, **tensors: Tensor) -> None:
 
 
 def check_integers(**tensors: Tensor) -> None:
-    """Raise `ValueError` unless every named tensor holds integers."""
+    """Raise `ValueError` unless every named tensor holds integers that torch can compare."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        if tensor.dtype not in _INTEGERS:
             raise ValueError(
                 f"`{name}` must hold integers, got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
@@ -213,18 +218,22 @@ def check_number(low: float = 0.0, high: float = math.inf, **settings: Any) -> N
     """Raise `ValueError` unless `low <= value <= high` for every named setting; nan never is."""
     for name, value in settings.items():
         if not (_is_real(value) and low <= value <= high):
-            raise ValueError(f"`{name}`={value} must lie in [{low}, {high}]")
+            raise ValueError(f"`{name}`={value} must be a number in [{low}, {high}]")
+        if LARGEST < abs(value) < math.inf:
+            raise ValueError(f"`{name}`={value} must be at most {LARGEST:.3g}, or inf")
 
 
-def check_whole(low: int, **settings: Any) -> None:
-    """Raise `ValueError` unless every named setting is an integer, and `low` or more."""
+def check_whole(low: int, high: int = 2**63 - 1, **settings: Any) -> None:
+    """Raise `ValueError` unless every named setting is an integer in [low, high]."""
     for name, value in settings.items():
         if not (_is_real(value) and isinstance(value, Integral) and int(value) >= low):
             raise ValueError(f"`{name}`={value} must be a whole number of at least {low}")
+        if value > high:
+            raise ValueError(f"`{name}`={value} must be a whole number of at most {high}")
 
 
-def check_positive(**settings: Any) -> None:
-    """Raise `ValueError` unless every named setting is a finite number above 0."""
+def check_positive(high: float = LARGEST, **settings: Any) -> None:
+    """Raise `ValueError` unless every named setting is above 0 and at most `high`."""
     for name, value in settings.items():
-        if not (_is_real(value) and 0 < value < math.inf):
-            raise ValueError(f"`{name}`={value} must be positive and finite")
+        if not (_is_real(value) and 0 < value <= high):
+            raise ValueError(f"`{name}`={value} must be positive and at most {high:.3g}")

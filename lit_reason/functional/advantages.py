@@ -173,7 +173,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float, lambda_min: float = 0.
         >>> length_adaptive_lambda(torch.tensor([10, 40, 100, 1000]), alpha=0.05)
         tensor([0.0000, 0.5000, 0.8000, 0.9800])
     """
-    check_positive(alpha=alpha)
+    check_positive(sys.float_info.max, alpha=alpha)
     check_number(0.0, math.nextafter(1.0, 0.0), lambda_min=lambda_min)
     check_numbers(lengths=lengths)
     check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))

@@ -161,7 +161,7 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     :math:`\sum w\,\ell / N`, of which GRPO (arXiv:2402.03300) Eq. 3 and DAPO
     (arXiv:2503.14476) Eq. 8 are cases. Losses at weight 0 are replaced before multiplying, so a
     nan there reaches neither the value nor the gradient of `loss`; one that counts makes the sum
-    nan, for the caller to notice. With nothing to count the result is 0 and still attached to the
+    nan, for the caller to notice. With a count of 0 the result is 0 and still attached to the
     graph, so gradient hooks fire on every rank.
 
     Args:
@@ -192,7 +192,8 @@ def aggregate(loss: Tensor, weights: Tensor, count: Tensor | float) -> Tensor:
     finite = non_finite(weights=weights, count=count)
     check_values(finite, outside(0.0, math.inf, count=count))
     loss = upcast(loss)
-    kept = torch.where(weights != 0, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
+    counted = (weights != 0) & (count > 0)
+    kept = torch.where(counted, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     total = (kept * weights).sum()
     return (total / torch.where(count > 0, count, 1)).to(total.dtype)
 

@@ -93,14 +93,17 @@ def majority_at_k(answers: Sequence[Hashable | None], gold: Hashable) -> float:
         The credit, in [0, 1]; 0 if no sample votes.
 
     Raises:
-        ValueError: If `answers` is one string, whose characters would be counted.
+        ValueError: If `answers` is one string, whose characters would be counted, or holds tensors,
+            of which no two are the same answer.
 
     Example:
         >>> majority_at_k(["3", "3", "7", "7"], gold="7")
         0.5
     """
-    if isinstance(answers, str | bytes):
-        raise ValueError(f"`answers`={answers!r} must be a sequence of answers")
+    if isinstance(answers, str | bytes) or any(isinstance(a, Tensor) for a in answers):
+        raise ValueError(
+            f"`answers`={answers!r:.60} must be a sequence of answers; of a tensor, a list"
+        )
     votes = Counter(answer for answer in answers if answer is not None)
     top = max(votes.values(), default=0)
     winners = [answer for answer, count in votes.items() if count == top]
@@ -182,7 +185,7 @@ def bootstrap_interval(
     """
     check_dim(2, values=values)
     check_whole(1, resamples=resamples)
-    check_whole(-(2**63), seed=seed)
+    check_whole(-(2**63), 2**63 - 1, seed=seed)
     check_positive(level=level)
     if level >= 1:
         raise ValueError(f"`level`={level} must be in (0, 1)")
@@ -194,7 +197,7 @@ def bootstrap_interval(
     values = values.detach().cpu().double()
     known = ~values.isnan()
     both = torch.cat([values.nan_to_num(), known.double()], dim=1)  # (N, 2C)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     means = []
     for size in _blocks(resamples, rows):
         drawn = torch.randint(rows, (size, rows), generator=generator)

@@ -112,13 +112,13 @@ def clipped_surrogate(
     _check_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip)
     ratio = _ratio(logprobs, old_logprobs)
     advantages = upcast(advantages.detach())
-    # chosen by the bounds, not by max and clamp: their gradients at a tie differ between releases
+    # chosen by the bounds, not by min, max and clamp, whose gradients at a tie differ
     bounded = torch.where((advantages > 0) & (ratio > 1 + clip_high), 1 + clip_high, ratio)
     bounded = torch.where((advantages < 0) & (ratio < 1 - clip_low), 1 - clip_low, bounded)
     loss = -advantages * bounded
     if dual_clip is None:
         return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return torch.where((advantages < 0) & (ratio > dual_clip), -advantages * dual_clip, loss)
 
 
 @torch.no_grad()
@@ -297,8 +297,10 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         tensor([0.0000, 4.3891])
     """
     d = _log_ratio_to_reference(logprobs, ref_logprobs)
-    exact, excess = d.clamp(max=LOG_RATIO_LIMIT), (d - LOG_RATIO_LIMIT).clamp(min=0.0)
-    return torch.expm1(exact) - exact + math.expm1(LOG_RATIO_LIMIT) * excess
+    exact = d.clamp(max=LOG_RATIO_LIMIT)
+    tangent = math.expm1(LOG_RATIO_LIMIT) * (d - LOG_RATIO_LIMIT)
+    # one branch a token: at the limit itself the gradients of two clamps would add up
+    return torch.expm1(exact) - exact + torch.where(d > LOG_RATIO_LIMIT, tangent, 0.0)
 
 
 def nll(logprobs: Tensor) -> Tensor:

@@ -127,8 +127,6 @@ def _moments(
     kind = f"non-finite value(s), or beyond {limit:.0e}, over all ranks"
     check_values([Fault(name, x.shape, kind, bad.long())])
     mean = total / count.clamp(min=1)
-    # Rounding the mean to the precision of x makes constant data centre to exactly zero.
-    mean = mean.to(kept.dtype).to(acc)
     squares = zero_outside(kept.to(acc) - mean, mask).square().sum()
     return count, mean, reduce(squares) if reduce else squares
 

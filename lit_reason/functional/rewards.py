@@ -16,6 +16,7 @@ from lit_reason.functional._checks import (
     fractional,
     outside,
     upcast,
+    wide,
 )
 
 
@@ -39,16 +40,16 @@ def soft_overlong(lengths: Tensor, max_length: int, cache: int) -> Tensor:
         lengths ``(*)``; returns ``(*)`` in [-1, 0], float32 (float64 for float64 input).
 
     Raises:
-        ValueError: If `cache` is not positive or exceeds `max_length`, that is not finite, or a
-            length is negative or not a whole number.
+        ValueError: If `cache` is below 1 or above `max_length`, that is not finite, or a length is
+            negative or not a whole number.
 
     Example:
         >>> soft_overlong(torch.tensor([6, 7, 10, 11]), max_length=10, cache=4)
         tensor([ 0.0000, -0.2500, -1.0000, -1.0000])
     """
     check_positive(max_length=max_length, cache=cache)
-    if cache > max_length:
-        raise ValueError(f"`cache`={cache} must lie in (0, max_length={max_length}]")
+    if not 1 <= cache <= max_length:
+        raise ValueError(f"`cache`={cache} must lie in [1, max_length={max_length}]")
     check_numbers(lengths=lengths)
     check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
     # 0 - x rather than -x: no "-0." for the responses that are not punished.
@@ -89,8 +90,8 @@ def kimi_length(lengths: Tensor, correct: Tensor) -> Tensor:
         )
     check_numbers(lengths=lengths)
     check_values(fractional(lengths=lengths), outside(0.0, math.inf, lengths=lengths))
-    lengths = upcast(lengths)
-    spread = lengths.max() - lengths.min()
-    score = 0.5 - (lengths - lengths.min()) / spread.clamp(min=1)
+    exact = lengths.to(wide(lengths))  # float32 would confuse neighbours above 2^24
+    spread = exact.max() - exact.min()
+    score = (0.5 - (exact - exact.min()) / spread.clamp(min=1)).to(upcast(lengths).dtype)
     score = torch.where(correct, score, score.clamp(max=0.0))
     return torch.where(spread > 0, score, torch.zeros_like(score))

@@ -182,7 +182,7 @@ def _chunk_size(positions: int, vocab: int, chunk: int | None) -> int:
     if chunk is None:
         return max(positions // 32, (1 << 16) // max(vocab, 1), 1)
     check_whole(1, chunk=chunk)
-    return chunk
+    return int(chunk)
 
 
 def _blocks(shape: torch.Size, chunk: int) -> Iterator[tuple[slice, slice]]:
@@ -423,7 +423,7 @@ def hidden_logprobs_and_entropy(
             checked = True
         return _score(logits, tokens, temperature, entropy, None)
 
-    flat, tokens = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
+    flat, tokens = hidden.reshape(ids.numel(), hidden.shape[-1]), ids.reshape(-1)
     if len(tokens) <= size:  # nothing to gain from a second pass
         parts = [score(flat, tokens)]
     else:

@@ -253,7 +253,7 @@ def value_loss(value, target, old=None, clip=None):
 
 def aggregate(loss, weights, count):
     pairs = zip(loss.flatten().tolist(), weights.flatten().tolist(), strict=True)
-    return math.fsum(w * x for x, w in pairs if w != 0) / (count or 1)
+    return math.fsum(w * x for x, w in pairs if w != 0) / count if count else 0.0
 
 
 def token_weights(mask):

@@ -1,6 +1,6 @@
 """avg@k, pass@k, maj@k and their intervals."""
 
-from itertools import permutations
+from itertools import permutations, product
 from math import comb
 
 import oracles
@@ -57,6 +57,14 @@ def test_j02_ties_do_not_depend_on_the_order():
     """Fractional credit: 0.5 for two of two tied answers, 0.25 for one of four."""
     assert {majority_at_k(order, 7) for order in permutations([3, 3, 7, 7])} == {0.5}
     assert {majority_at_k(order, 3) for order in permutations([1, 2, 3, 4])} == {0.25}
+
+
+def test_votes_of_tensors_are_refused():
+    """No two tensors are the same answer, even if they hold the same number."""
+    for answers in (torch.tensor([3, 3, 7]), list(torch.tensor([3, 3, 7]))):
+        with pytest.raises(ValueError, match="`answers`"):
+            majority_at_k(answers, 3)
+    assert majority_at_k(torch.tensor([3, 3, 7]).tolist(), 3) == 1.0
 
 
 def test_missing_answers_do_not_vote():
@@ -156,6 +164,18 @@ def test_the_interval_of_few_rows_is_that_of_all_resamples(column, level):
     drawn = bootstrap_interval(torch.tensor(column)[:, None], 20_000, level)
     for got, want in zip(drawn, exact, strict=True):
         assert got.item() == pytest.approx(want, abs=0.2 * max(column) / len(column))
+
+
+@PROPERTY
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.sampled_from([0.5, 0.8, 0.95]))
+def test_interval_ends_are_quantiles_of_all_resamples(column, level):
+    """Of the 4^4 resamples, drawn often enough that no end is missed by more than one step."""
+    values = torch.tensor(column, dtype=torch.float32)[:, None]
+    low, high = bootstrap_interval(values, 4000, level)
+    means = sorted({sum(drawn) / len(column) for drawn in product(column, repeat=len(column))})
+    for got, want in zip((low, high), oracles.bootstrap_interval(column, level), strict=True):
+        near = [abs(m - want) for m in means if abs(m - want) > 1e-9]
+        assert abs(got.item() - want) <= min(near, default=0.0) + 1e-9
 
 
 def test_intervals_cover_the_true_mean_as_often_as_they_claim():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import PROPERTY, generators, masks, noise, poison
 
+from lit_reason.filters import DropUniform
 from lit_reason.functional import group_relative, group_relative_process, unchecked_values
 
 
@@ -143,7 +144,21 @@ def test_advantages_carry_no_gradient():
     assert not group_relative_process(rewards[:, None], mask, mask, ids).requires_grad
 
 
+@PROPERTY
+@given(st.lists(st.booleans(), min_size=2, max_size=16), st.booleans())
+def test_a_group_of_both_verdicts_has_no_zero_advantage(correct, scale):
+    """Dynamic sampling keeps 0 < |{correct}| < G, so that every kept response trains."""
+    rewards = torch.tensor([1.0 if c else -1.0 for c in correct])
+    kept = DropUniform()(torch.tensor([correct]), rewards[None], torch.ones(1, len(correct)).bool())
+    assert bool((one_group(rewards, scale_by_std=scale) != 0).all()) == bool(kept)
+
+
 def test_b01_one_deviating_member_keeps_its_signal():
+    for scale, others, last in ((True, 0.353553, -2.474874), (False, 0.04375, -0.30625)):
+        got = one_group([0.35] * 7 + [0.0], scale_by_std=scale)
+        close(got, [others] * 7 + [last], 3e-5)
+    # leave-one-out (RLOO) is the centred reward times G / (G - 1)
+    close(got * 8 / 7, [0.05] * 7 + [-0.35], 1e-6)
     got = one_group([0.35] * 7 + [0.0])
     assert torch.isfinite(got).all()
     close(got[-1], -2.474874, 3e-5)  # eps against a deviation of 0.124

@@ -299,6 +299,14 @@ def test_k3_is_continuous_and_convex_where_the_tangent_begins():
     assert (steps.diff() > -1e-6 * value[0]).all()
 
 
+@pytest.mark.parametrize("d", [19.5, 20.0, 20.5, 1000.0])
+def test_the_slope_of_k3_up_to_the_limit_and_beyond(d):
+    """1 - e^d up to 20, and that of the tangent beyond: the limit itself counts once."""
+    logprobs, _, _, k3 = estimators([d], torch.float64)
+    (grad,) = torch.autograd.grad(k3.sum(), logprobs)
+    assert grad.item() == pytest.approx(1 - math.exp(min(d, 20.0)), rel=1e-12)
+
+
 def test_b19_the_kl_term_pulls_towards_the_reference():
     generator = torch.Generator().manual_seed(0)
     ref = torch.randn(6, 5, generator=generator).log_softmax(-1)
@@ -369,16 +377,3 @@ def test_gspo_of_one_token_is_ppo():
     close(gspo, ppo)
     grads = [torch.autograd.grad(x.sum(), logprobs)[0] for x in (gspo, ppo)]
     close(*grads)
-
-
-def test_truncated_importance_weights_leave_equal_engines_alone():
-    """TIS multiplies the loss by min(rho, 2), rho of the trainer over the engine that sampled."""
-
-    def weights(trainer, engine):
-        """min(rho, 2): the surrogate of advantage one with an upper bound of 1 + 1."""
-        return -clipped_surrogate(trainer, engine, torch.ones_like(trainer), clip_high=1.0)
-
-    close(weights(torch.tensor([0.5, 1.0, 2.5]).log(), torch.zeros(3)), [0.5, 1.0, 2.0])
-    logprobs, advantages = torch.randn(2, 3), torch.randn(2, 3)
-    loss = clipped_surrogate(logprobs, logprobs - 0.1, advantages)
-    assert torch.equal(loss * weights(logprobs, logprobs), loss)

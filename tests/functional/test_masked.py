@@ -194,3 +194,26 @@ def test_whitening_what_is_constant_has_no_gradient_rather_than_nan():
     x = torch.full((3,), 2.0, requires_grad=True)
     masked_whiten(x, torch.ones(3, dtype=torch.bool), eps=0.0).sum().backward()
     assert x.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_whitening_of_a_small_spread_around_a_large_mean_is_exact():
+    x = 5 + 1e-3 * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(1000, dtype=torch.bool)
+    got = masked_whiten(x, mask)
+    want = oracles.masked_whiten(x.double(), mask, True, 0)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-6)
+    assert abs(got.double().mean()) < 1e-6
+
+
+@pytest.mark.parametrize(("steps", "constant"), [(1, True), (16, False)])
+def test_a_spread_of_rounding_is_none(steps, constant):
+    """One entry of eight that is a few float32 steps of 1.0 away."""
+    x, mask = torch.ones(8), torch.ones(8, dtype=torch.bool)
+    x[0] += steps * torch.finfo(torch.float32).eps
+    assert (masked_whiten(x, mask, eps=0.0) == 0).all() == constant
+
+
+def test_explained_variance_has_no_lower_bound():
+    returns = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    mask = torch.ones(4, dtype=torch.bool)
+    assert explained_variance(-9 * returns, returns, mask) == pytest.approx(1 - 100)

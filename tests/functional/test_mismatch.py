@@ -1,5 +1,7 @@
 """Importance weights of tokens that were drawn from another distribution than the trainer's."""
 
+import math
+
 import oracles
 import pytest
 import torch
@@ -69,3 +71,20 @@ def test_an_infinite_log_prob_has_no_ordinary_weight(level, cut, infinity):
     with unchecked_values():
         for args in ((logprobs, torch.zeros(1, 2)), (torch.zeros(1, 2), logprobs)):
             assert importance_weights(*args, mask, 2.0, level, cut)[0, 0].isnan()
+
+
+def test_golden_weights():
+    """TIS with a cap of 2; what the cap lets through is the ratio."""
+    ratio, mask = torch.tensor([[0.5, 1.0, 2.5]]), torch.ones(1, 3, dtype=torch.bool)
+    args = ratio.log(), torch.zeros(1, 3), mask
+    torch.testing.assert_close(importance_weights(*args), torch.tensor([[0.5, 1.0, 2.0]]))
+    masked = importance_weights(*args, cut="mask")
+    torch.testing.assert_close(masked, torch.tensor([[0.5, 1.0, 0.0]]))
+
+
+def test_the_ratio_of_a_sequence_is_clamped_and_not_those_of_its_tokens():
+    logprobs, mask = torch.tensor([[25.0, -24.0]]), torch.ones(1, 2, dtype=torch.bool)
+    weights = importance_weights(logprobs, torch.zeros(1, 2), mask, 9.0, "sequence")
+    torch.testing.assert_close(weights, torch.full((1, 2), math.e))
+    weights = importance_weights(logprobs + 30, torch.zeros(1, 2), mask, 1e30, "sequence")
+    torch.testing.assert_close(weights, torch.full((1, 2), math.exp(20.0)))
