@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_reason.advantages import GroupRelative
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, warn_of_no_effect
@@ -94,7 +94,13 @@ def _check_reference(module: ReasonModule) -> None:
         )
 
 
-def _warn_of_late_refresh(module: ReasonModule, data: RolloutDataModule) -> None:
+def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
+    """Warns of what a run of this length, or one without a critic, does not do."""
+    if module.value is None:
+        why, start = "without a critic", module.backbone.critic_init
+        sees_all, given = data.critic_sees_all or None, None if start == "policy" else start
+        warn_of_no_effect(why, {"data.critic_sees_all": sees_all}, "false")
+        warn_of_no_effect(why, {"model.backbone.critic_init": given}, "policy")
     total = (module.trainer.max_epochs or 0) * data.rollouts_per_epoch
     if module.reference_refresh is not None and 0 < total < module.reference_refresh:
         warnings.warn(
@@ -105,17 +111,57 @@ def _warn_of_late_refresh(module: ReasonModule, data: RolloutDataModule) -> None
         )
 
 
+def check_schedule(key: str, schedule: Any, steps: int) -> None:
+    """Refuses a schedule that ends before the run does.
+
+    Args:
+        key: Where it is configured.
+        schedule: A learning-rate schedule.
+        steps: Those it will take; 0 if that is not known.
+
+    Raises:
+        ConfigError: It raises an error of its own after fewer, as `OneCycleLR` does.
+    """
+    total = getattr(schedule, "total_steps", None)
+    if isinstance(total, int) and total < steps:
+        raise ConfigError(
+            f"{key}.total_steps={total}: the run steps the schedule {steps} times; raise it to "
+            f"{steps}, or shorten the run"
+        )
+
+
+def check_weights(given: set[str], wanted: set[str]) -> None:
+    """Refuses a checkpoint that leaves weights of a trained network as they were made.
+
+    Args:
+        given: Names of the weights in the checkpoint.
+        wanted: Names of those that it has to bring; of the reference none has to be there.
+
+    Raises:
+        ConfigError: A network is missing, or a part of one.
+    """
+    held = {name.split(".")[0] for name in given}
+    missing = sorted(name for name in wanted - given if not name.startswith("reference."))
+    for network in dict.fromkeys(name.split(".")[0] for name in missing):
+        lacks = [name for name in missing if name.startswith(f"{network}.")]
+        what = f"lacks {len(lacks)} weights of the {network}, like {lacks[0]}"
+        raise ConfigError(
+            f"ckpt_path: {what if network in held else f'holds no {network}'}; give the "
+            "configuration it was written with, RUN_DIR/config.yaml"
+        )
+    networks = {name.split(".")[0] for name in wanted}
+    if unused := sorted(held - networks - {"reference"}):
+        text = f"ckpt_path: its {' and '.join(unused)} is not used by this configuration"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+
+
 def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     """Refuses batch sizes that do not divide, and groups too small for the estimator.
 
     Raises:
         ConfigError: The first such size.
     """
-    if module.value is None:
-        sees_all = {"data.critic_sees_all": data.critic_sees_all or None}
-        warn_of_no_effect("without a critic", sees_all)
     module.update.check(data.groups_per_rollout * data.group_size)
-    _warn_of_late_refresh(module, data)
     if data.group_size == 1 and isinstance(module.advantage, GroupRelative):
         raise ConfigError(
             "data.group_size=1: model.advantage=GroupRelative compares the responses of a group, "

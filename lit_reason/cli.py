@@ -29,22 +29,24 @@ from lit_reason import __version__, aggregation, filters, objectives, rewards, t
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.checkpoints import Checkpoints, standard_checkpoints
+from lit_reason.checks import check_sizes
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
-from lit_reason.given import full_key, read_configs, settings
+from lit_reason.given import flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.module import ReasonModule
-from lit_reason.nulls import check_nulls
+from lit_reason.nulls import check_nulls, without_dropped
 from lit_reason.overrides import Changes, apply_changes, changes, check_changes
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
 from lit_reason.stopping import Stopped, StopSignals
 from lit_reason.trainer_checks import (
+    check_callbacks,
     check_checkpoint,
     check_length,
     check_manual_optimization,
@@ -52,7 +54,8 @@ from lit_reason.trainer_checks import (
     check_sections,
     check_seed,
     check_strategy,
-    check_threads,
+    usable_threads,
+    warn_of_unused,
 )
 
 Sections = dict[str, type]
@@ -180,13 +183,9 @@ class ReasonCLI(LightningCLI):
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
         check_sections(config, ("model", "data", "trainer"))
-        sections = {"model": self.model_class, "data": self.datamodule_class, "callbacks": None}
-        plain = config.as_dict()
-        for section, cls in sections.items():
-            check_nulls(section, cls, plain.get(section))
+        self._check_nulls(config)
         if config.get("threads") is not None:
-            check_threads(config.threads)
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(usable_threads(config.threads))
         check_precision(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
@@ -196,6 +195,7 @@ class ReasonCLI(LightningCLI):
             check_length(
                 config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
             )
+        warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
         check_checkpoint(config.get("ckpt_path"), config.run_dir)
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
@@ -205,12 +205,34 @@ class ReasonCLI(LightningCLI):
             if arguments is not None and arguments.get("save_dir") == ".":
                 arguments.save_dir = config.run_dir
 
+    def _check_nulls(self, config: Any) -> None:
+        """Refuses null where it means nothing, and takes the parts out that are dropped."""
+        sections = {"model": self.model_class, "data": self.datamodule_class, "callbacks": None}
+        plain = config.as_dict()
+        for section, cls in sections.items():
+            check_nulls(section, cls, plain.get(section))
+        given = settings(ReasonParser.arguments)
+        for family in ("callbacks", "model.terms", "data.rewards"):
+            if isinstance(config.get(family), dict):
+                config[family] = without_dropped(family, config[family], given)
+        if self.subcommand == "fit" and config.data.get("val_task", 0) is None:
+            text = "data.val_task=null: evaluation uses the training problems; name a task"
+            warnings.warn(f"{text} of held-out ones", ConfigWarning, stacklevel=1)
+
+    def instantiate_classes(self) -> None:
+        """Builds model, data and trainer; refuses sizes before other ranks are started."""
+        super().instantiate_classes()
+        if self.subcommand == "fit" and isinstance(self.model, ReasonModule):
+            check_sizes(self.model, self.datamodule)
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the named callbacks, the progress bar, the summary and `metrics.csv`."""
         config = self._get(self.config_init, "trainer")
         run_dir = self._get(self.config, "run_dir")
         callbacks = self._get(self.config_init, "callbacks") or {}  # null drops all
-        named = [c for c in callbacks.values() if c is not None]
+        if self.model_class is ColdStart:
+            check_callbacks(callbacks)
+        named = list(callbacks.values())
         given = [*as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
@@ -322,6 +344,14 @@ def run(args: list[str]) -> LightningCLI:
         give_back()
 
 
+def in_constructor(error: BaseException) -> str | None:
+    """`users_mistake` of what the parser caught while it built a class of the user's."""
+    chain: list[BaseException] = [error]
+    while nearer := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(nearer)
+    return next((line for e in reversed(chain) if (line := users_mistake(e))), None)
+
+
 def reason_of(error: Exception) -> str | None:
     """The one line to show for an exception; `None` for one that deserves its traceback."""
     if isinstance(error, ConfigError | FloatingPointError):
@@ -330,17 +360,26 @@ def reason_of(error: Exception) -> str | None:
         return mistake
     files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if "checkpoint_connector.py" in files:
-        return (
-            f"ckpt_path: does not fit this configuration ({str(error).strip().splitlines()[0]}); "
-            "give the configuration it was written with, RUN_DIR/config.yaml"
-        )
+        return _misfit(str(error).strip().splitlines()[0])
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MisconfigurationException | ValueError | TypeError):
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if Path(raised_in).is_relative_to(LIGHTNING):
             return f"trainer: {str(error).strip().splitlines()[0]}"
-    return nested_reason(str(error)) if isinstance(error, ValueError) else None
+    if not isinstance(error, ValueError) or (nested := nested_reason(str(error))) is None:
+        return None
+    return in_constructor(error) or nested
+
+
+def _misfit(reason: str) -> str:
+    """Why a run cannot continue from a checkpoint."""
+    if "max_epochs" in reason:
+        return f"trainer.max_epochs: {reason} Raise it to continue"
+    return (
+        f"ckpt_path: does not fit this configuration ({reason}); give the configuration it was "
+        "written with, RUN_DIR/config.yaml"
+    )
 
 
 def quiet_lightning() -> None:

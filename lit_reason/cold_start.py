@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
+from lit_reason.checks import check_schedule
 from lit_reason.encoding import encode_prompt
 from lit_reason.errors import ConfigError, naming, require_at_least_one
 from lit_reason.export import save_policy
@@ -58,6 +59,8 @@ class ColdStart(LightningModule):
             return optimizer
         with naming("model.scheduler"):
             schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
+            steps = self.trainer.estimated_stepping_batches
+            check_schedule("model.scheduler", schedule["scheduler"], int(min(steps, 2**63 - 1)))
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:

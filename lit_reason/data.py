@@ -132,9 +132,10 @@ class RolloutDataModule(LightningDataModule):
             of_filter = {
                 "data.groups_per_round": groups_per_round,
                 "data.max_rounds": max_rounds,
-                "data.critic_sees_all": critic_sees_all or None,
             }
             warn_of_no_effect("without data.group_filter", of_filter)
+            sees_all = {"data.critic_sees_all": critic_sees_all or None}
+            warn_of_no_effect("without data.group_filter", sees_all, "false")
 
     def _check(self, groups_per_round: int | None) -> None:
         if not self.rewards:

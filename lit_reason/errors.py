@@ -29,12 +29,13 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
 
 
-def warn_of_no_effect(why: str, settings: Mapping[str, object]) -> None:
+def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null") -> None:
     """Warns of settings that nothing reads.
 
     Args:
         why: Ends the sentence "has no effect ...".
         settings: Full keys with what was given for them; `None` stands for nothing.
+        off: What to set them to instead.
     """
     given = [
         f"{key}={value}" if isinstance(value, int | float | str) else key
@@ -44,7 +45,7 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object]) -> None:
     if given:
         have, them = ("has", "it") if len(given) == 1 else ("have", "them")
         warnings.warn(
-            f"{', '.join(given)}: {have} no effect {why}; set {them} to null",
+            f"{', '.join(given)}: {have} no effect {why}; set {them} to {off}",
             ConfigWarning,
             stacklevel=3,
         )

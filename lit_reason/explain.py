@@ -68,12 +68,20 @@ def explain(
     found = _KEY.search(text)
     if null := _NULL.search(text):
         return f"{null.group(1)}=null: cannot be null; leave it out for its defaults"
-    return (
-        _other(text, given) if found is None else _wrong_value(found.group(1), text, given, types)
-    )
+    if found is not None:
+        return _wrong_value(found.group(1), text, given, types)
+    return _other(text, given, _advice(args))
 
 
-def _other(text: str, given: Settings) -> str:
+def _advice(args: Sequence[str]) -> str:
+    """What to do about a setting that is missing."""
+    if any(arg.startswith(("--config", "-c")) for arg in args):
+        return "set it"
+    start = "cold_start" if args[:1] == ["cold_start"] else "quickstart"
+    return f"start from --config=configs/{start}.yaml, or set it"
+
+
+def _other(text: str, given: Settings, advice: str) -> str:
     """Messages without a key of the configuration."""
     if match := _POSITIONAL.search(text):
         return f"{match.group(1)}: not an option; write --KEY=VALUE"
@@ -88,7 +96,7 @@ def _other(text: str, given: Settings) -> str:
         if nulls:
             return f"{nulls[-1]}=null: cannot be null"
         keys = ", ".join(_whose(key.split(".", 1)[-1], given) for key in names)
-        return f"{keys}: not set; start from --config=configs/quickstart.yaml, or set it"
+        return f"{keys}: not set; {advice}"
     return text
 
 
@@ -103,13 +111,25 @@ def _loaded(path: str) -> Any:
 
 def _whose(argument: str, given: Settings) -> str:
     """The full key of an argument that a class among the settings needs and did not get."""
-    keys = {key for key, _ in given}
-    for key, value in given:
+    left = _effective(given)
+    for key, value in left.items():
         cls = _loaded(value)
-        missing = f"{key}.{argument}" not in keys
-        if missing and inspect.isclass(cls) and argument in parameters([cls]):
+        if f"{key}.{argument}" in left or not inspect.isclass(cls):
+            continue
+        taken = inspect.signature(cls.__init__).parameters.get(argument)  # type: ignore[misc]
+        if taken is not None and taken.default is taken.empty:
             return f"{key}.{argument}"
     return argument
+
+
+def _effective(given: Settings) -> dict[str, str]:
+    """What is left of settings in layers: another class takes the arguments of the earlier away."""
+    left: dict[str, str] = {}
+    for key, value in given:
+        if left.get(key, value) != value:
+            left = {k: v for k, v in left.items() if not k.startswith(f"{key}.")}
+        left[key] = value
+    return left
 
 
 def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ _SECTIONS = ("model", "data", "trainer", "callbacks")
 def settings(args: Sequence[str]) -> Settings:
     """Every (key, value) on the command line and in its files; files that fail are left out."""
     found: Settings = []
-    for name, value in _flags(args):
+    for name, value in flags(args):
         if name == "config":
             try:
                 found += leaves("", read_config(value))
@@ -37,7 +37,7 @@ def read_configs(args: Sequence[str]) -> None:
     Raises:
         ConfigError: A file is missing, is not YAML, or does not map keys to values.
     """
-    for name, value in _flags(args):
+    for name, value in flags(args):
         if name == "config":
             read_config(value)
 
@@ -63,7 +63,10 @@ def read_config(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         held = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise ConfigError(f"config={file}: {held}; it must map keys to values, as model: ...")
-    _check_keys(file, "", content)
+    try:
+        _check_keys(file, "", content)
+    except RecursionError:
+        raise ConfigError(f"config={file}: an alias refers to itself; write it out") from None
     return content
 
 
@@ -92,7 +95,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of `--name=value` and `--name value`."""
     for i, arg in enumerate(args):
         if not arg.startswith("--"):
@@ -146,12 +149,11 @@ def full_key(message: str, given: Settings) -> str:
     if head is None or head.group(1) in _SECTIONS:
         return message
     owner, name, value = head.groups()
-    parents = [k for k, v in given if v.rpartition(".")[2] == owner]
-    if parents:
-        return f"{parents[-1]}.{name}{message[head.end(2) :]}"
     ending = [(k, v) for k, v in given if k.rpartition(".")[0].endswith(owner)]
     ending = [(k, v) for k, v in ending if k.rpartition(".")[2] == name]
-    chosen = [k for k, v in ending if value is None or _same(v, value)] or [k for k, _ in ending]
+    same = [k for k, v in ending if value is not None and _same(v, value)]
+    parents = [f"{k}.{name}" for k, v in given if v.rpartition(".")[2] == owner]
+    chosen = same or parents or [k for k, _ in ending]
     return chosen[-1] + message[head.end(2) :] if chosen else message
 
 

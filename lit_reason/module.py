@@ -19,7 +19,13 @@ from lit_reason.advantages import AdvantageEstimator
 from lit_reason.annotation import annotate
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
-from lit_reason.checks import check_parts, check_sizes
+from lit_reason.checks import (
+    check_parts,
+    check_schedule,
+    check_sizes,
+    check_weights,
+    warn_of_sizes,
+)
 from lit_reason.critics import check_notes
 from lit_reason.errors import ConfigError, ConfigWarning, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
@@ -81,7 +87,7 @@ class ReasonModule(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.strict_loading = False  # the reference is not in the checkpoint
+        self.strict_loading = False  # of what a checkpoint leaves out; see `check_weights`
         self.backbone, self.advantage, self.update = backbone, advantage, update
         self.policy, self.value = policy, value
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
@@ -133,6 +139,7 @@ class ReasonModule(LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and data is not None:
             check_sizes(self, data)
+            warn_of_sizes(self, data)
 
     def configure_model(self) -> None:
         """Builds the networks that the configuration needs, once."""
@@ -169,9 +176,20 @@ class ReasonModule(LightningModule):
                         f"model.{name}_scheduler=ReduceLROnPlateau: waits for a metric, and "
                         "schedules count rollouts; choose torch.optim.lr_scheduler.LinearLR"
                     )
+                check_schedule(f"model.{name}_scheduler", schedule["scheduler"], self._steps(name))
                 entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
+
+    def _steps(self, network: str) -> int:
+        """Steps that the schedule of a network takes in the whole run; 0 if that is not known."""
+        trainer: Any = self.trainer
+        data = getattr(trainer, "datamodule", None)
+        if data is None or not (trainer.max_epochs or 0) > 0:
+            return 0
+        alone = (getattr(c, "actor_waits", 0) for c in trainer.callbacks)
+        waits = 0 if network == "critic" else sum(alone)
+        return int(max(trainer.max_epochs * data.rollouts_per_epoch - waits, 0))
 
     @property
     def trained(self) -> list[str]:
@@ -304,7 +322,8 @@ class ReasonModule(LightningModule):
         schedulers: list[Any] = as_list(self.lr_schedulers())
         for name, scheduler in zip(scheduled, schedulers, strict=True):
             if name in stepped:
-                scheduler.step()
+                with naming(f"model.{name}_scheduler"):
+                    scheduler.step()
 
     def _refresh_reference(self) -> None:
         due = self.reference_refresh and self.policy_version % self.reference_refresh == 0
@@ -383,5 +402,7 @@ class ReasonModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the rollout counter and what has trained, after a look at the weights."""
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
+        fixed = {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
+        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - fixed)
         self.policy_version = checkpoint.get("policy_version", 0)
         self.stepped = set(checkpoint.get("stepped", self.trained))

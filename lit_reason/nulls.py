@@ -1,12 +1,14 @@
-"""Refuses null where a class does not take it: the parser lets it through."""
+"""Refuses null where it means nothing: for an argument that needs a value, or a part not there."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from typing import Any, get_type_hints
 
 from lit_reason.errors import ConfigError
+from lit_reason.given import Settings
 
 
 def check_nulls(key: str, cls: Any, values: Any) -> None:
@@ -41,6 +43,42 @@ def check_nulls(key: str, cls: Any, values: Any) -> None:
             raise ConfigError(f"{full}=null: cannot be null; expected {_shown(types[name])}")
         hint = types.get(name)
         check_nulls(full, hint if inspect.isclass(hint) else None, value)
+
+
+def without_dropped(family: str, parts: dict[str, Any], given: Settings) -> dict[str, Any]:
+    """The parts that are left when those that are null are dropped.
+
+    Args:
+        family: Key of named parts, like `callbacks`.
+        parts: The parsed parts, by name.
+        given: What the user gave, in order.
+
+    Raises:
+        ConfigError: A part is dropped that no layer names: a misspelt name would change nothing.
+
+    Example:
+        >>> given = [("callbacks.entropy", "EntropyMonitor"), ("callbacks.entropy", "null")]
+        >>> without_dropped("callbacks", {"entropy": None}, given)
+        {}
+        >>> without_dropped("callbacks", {"entropi": None}, given)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        lit_reason.errors.ConfigError: callbacks.entropi=null: ... did you mean callbacks.entropy?
+    """
+    prefix = f"{family}."
+    named = {
+        key.removeprefix(prefix).split(".")[0]
+        for key, value in given
+        if key.startswith(prefix) and value not in ("null", "None")
+    }
+    for name in (name for name, part in parts.items() if part is None and name not in named):
+        close = difflib.get_close_matches(name, sorted(named), 1, 0.6)
+        hint = f"did you mean {prefix}{close[0]}?" if close else f"there is {_listed(named)}"
+        raise ConfigError(f"{prefix}{name}=null: no such part to drop; {hint}")
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _required(cls: type) -> dict[str, Any]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
 SHARDED = ("fsdp", "deepspeed", "modelparallel")
+FORKED = ("notebook", "fork", "spawn")
 SEEDS = 2**32
+# what each subcommand reads; as the others stand in files that serve all of them, they are looked
+# for on the command line only
+STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
 def check_sections(config: Any, names: Sequence[str]) -> None:
@@ -35,14 +41,19 @@ def check_seed(seed: Any) -> None:
         raise ConfigError(f"seed_everything={seed}: must lie in [0, {SEEDS - 1}]")
 
 
-def check_threads(threads: int) -> None:
-    """Refuses numbers of threads that torch does not take.
+def usable_threads(threads: int) -> int:
+    """Threads to run on: no more than there are processors, with a warning.
 
     Raises:
         ConfigError: Below 1.
     """
     if threads < 1:
         raise ConfigError(f"threads={threads}: must be at least 1, or null")
+    most = os.cpu_count() or 1
+    if threads > most:
+        text = f"threads={threads}: this machine has {most} processors, and {most} are used"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    return min(threads, most)
 
 
 def check_precision(trainer: Any) -> None:
@@ -101,6 +112,11 @@ def check_strategy(trainer: Any) -> None:
     """
     strategy = trainer.get("strategy")
     name = str(getattr(strategy, "class_path", strategy)).rpartition(".")[2]
+    if any(word in name.lower() for word in FORKED):
+        raise ConfigError(
+            f"trainer.strategy={name}: trains in copies of this process, which then knows nothing "
+            "of the run; choose ddp"
+        )
     if any(word in name.lower() for word in SHARDED):
         raise ConfigError(
             f"trainer.strategy={name}: shards the weights, and ranks that stop generating at "
@@ -128,12 +144,60 @@ def check_length(trainer: Any, batches_per_epoch: int) -> None:
         if value is not None and value < 1:
             raise ConfigError(f"trainer.{key}={value}: must be at least 1")
     interval = trainer.get("val_check_interval")
+    if interval is not None and not isinstance(interval, str) and interval <= 0:
+        raise ConfigError(f"trainer.val_check_interval={interval}: must be above 0, or null")
+    least, most = trainer.get("min_epochs"), trainer.get("max_epochs")
+    if least is not None and most is not None and 0 < most < least:
+        raise ConfigError(f"trainer.min_epochs={least}: above trainer.max_epochs={most}; lower it")
     by_epoch = trainer.get("check_val_every_n_epoch") is not None
     if by_epoch and type(interval) is int and interval > batches_per_epoch:
         raise ConfigError(
             f"trainer.val_check_interval={interval}: above the {batches_per_epoch} rollouts of an "
             "epoch; lower it, or count over epochs with trainer.check_val_every_n_epoch=null"
         )
+
+
+def warn_of_unused(subcommand: str, trainer: Any, flags: Mapping[str, str]) -> None:
+    """Refuses an evaluation of nothing, and warns of flags that the subcommand does not read.
+
+    Args:
+        subcommand: The one that runs.
+        trainer: Settings of the Trainer.
+        flags: The command line.
+
+    Raises:
+        ConfigError: No batch would be evaluated.
+    """
+    own = STAGES[subcommand]
+    if own != "train" and trainer.get(f"limit_{own}_batches") == 0:
+        raise ConfigError(f"trainer.limit_{own}_batches=0: nothing would be evaluated; raise it")
+    read = {own, "val"} if own == "train" else {own}
+    others = {f"trainer.limit_{stage}_batches" for stage in STAGES.values() if stage not in read}
+    given = {key: value for key, value in flags.items() if key in others}
+    warn_of_no_effect(f"on {subcommand}", given)
+    ours = {
+        "trainer.default_root_dir": "; the folder of the run is run_dir",
+        "trainer.sync_batchnorm": "; no network has batch norm",
+        "trainer.use_distributed_sampler": "; the loaders share problems out themselves",
+    }
+    for key, why in ours.items():
+        if key in flags:
+            text = f"{key}={flags[key]}: has no effect{why}"
+            warnings.warn(text, ConfigWarning, stacklevel=2)
+
+
+def check_callbacks(callbacks: Mapping[str, object]) -> None:
+    """Refuses callbacks of rollouts in a cold start, which has none.
+
+    Raises:
+        ConfigError: The first such callback.
+    """
+    for name, callback in callbacks.items():
+        if type(callback).__module__.startswith("lit_reason.callbacks."):
+            raise ConfigError(
+                f"callbacks.{name}={type(callback).__name__}: acts on rollouts, and cold_start has "
+                "none; remove it"
+            )
 
 
 def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
@@ -146,15 +210,23 @@ def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
     Raises:
         ConfigError: The path names no file or folder, or a file that is no checkpoint.
     """
+    if path is not None and (path == "best" or not path):
+        raise ConfigError(
+            f"ckpt_path={path}: name the file; checkpoints are in RUN_DIR/checkpoints"
+        )
+    if path == "last" and run_dir is None:
+        raise ConfigError("ckpt_path=last: of which run? give --run_dir=RUN_DIR too")
     if path == "last" and not list(Path(run_dir or ".").glob("checkpoints/last*.ckpt")):
         raise ConfigError(
             f"ckpt_path=last: run_dir={run_dir} holds no checkpoint; name the folder of the run"
         )
-    if not path or path in ("best", "last", "hpc"):
+    if path is None or path in ("last", "hpc"):
         return
     if not Path(path).exists():
         raise ConfigError(f"ckpt_path={path}: no such file; checkpoints are in RUN_DIR/checkpoints")
-    if Path(path).is_file() and not is_zipfile(path):
+    if Path(path).is_dir():
+        raise ConfigError(f"ckpt_path={path}: is a folder; name a file of RUN_DIR/checkpoints")
+    if not is_zipfile(path):
         raise ConfigError(
             f"ckpt_path={path}: not a checkpoint, or one whose writing was interrupted; others are "
             "in RUN_DIR/checkpoints"

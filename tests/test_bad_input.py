@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from lit_reason.__main__ import main
 from lit_reason.backbones import Pretrained
@@ -68,6 +69,16 @@ FLAGS = [
     ),
     ("--data.task=null", r"data\.task=null: cannot be left out; choose one of .*PlanCount"),
     ("--data.rewards.correctness=null", r"data\.rewards: no term is left; add one, for example --"),
+    # parts that are dropped, but are not there
+    ("--callbacks.entropi=null", r"callbacks\.entropi=null: no such .*mean callbacks\.entropy\?"),
+    (
+        "--model.terms.postive_lm=null",
+        r"terms\.postive_lm=null: .*mean model\.terms\.positive_lm\?",
+    ),
+    (
+        "--data.rewards.overlong=null",
+        r"rewards\.overlong=null: no such part .*there is correctness",
+    ),
     # sizes
     (
         "--model.update.minibatch_size=7",
@@ -78,6 +89,8 @@ FLAGS = [
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),
     ("--data.val_task.limit=0", r"data\.val_task\.limit=0: must be at least 1"),
+    ("--data.task=MathProblems", r"data\.task\.path: not set; set it"),
+    ("--data.val_task=ReasoningGym", r"data\.val_task\.name: not set; set it"),
     ("--data.sampling.temperature=-1", r"data\.sampling\.temperature=-1\.0: must be 0 or at "),
     ("--data.val_sampling.top_p=0", r"data\.val_sampling\.top_p=0\.0: must be above 0 and at most"),
     ("--data.rewards.correctness.weight=0", r"data\.rewards\.correctness\.weight=0: .*to null"),
@@ -106,11 +119,16 @@ FLAGS = [
     ("--trainer.max_steps=9", r"trainer\.max_steps=9: .*trainer\.max_epochs"),
     ("--trainer.accelerator=quantum", r"trainer: .*accelerator='quantum'.*cpu"),
     ("--trainer.val_check_interval=9", r"val_check_interval=9: above the 2 rollouts of an epoch"),
+    ("--trainer.val_check_interval=0", r"trainer\.val_check_interval=0: must be above 0"),
+    ("--trainer.min_epochs=9", r"trainer\.min_epochs=9: above trainer\.max_epochs=1; lower it"),
+    ("--trainer.strategy=ddp_fork", r"trainer\.strategy=ddp_fork: trains in copies .*choose ddp"),
     ("--trainer.check_val_every_n_epoch=0", r"check_val_every_n_epoch=0: must be at least 1"),
     ("--trainer.limit_val_batches=5.5", r"trainer: .*5\.5 for limit_val_batches"),
     ("--seed_everything=-5", r"seed_everything=-5: must lie in \[0, 4294967295\]"),
     # files and limits
     ("--ckpt_path=none.ckpt", r"ckpt_path=none\.ckpt: no such file; checkpoints are in RUN_DIR"),
+    ("--ckpt_path=.", r"ckpt_path=\.: is a folder; name a file of RUN_DIR/checkpoints"),
+    ("--ckpt_path=best", r"ckpt_path=best: name the file; checkpoints are in RUN_DIR/checkpoints"),
     (
         "--data.sampling.max_new_tokens=99999",
         r"data\.sampling\.max_new_tokens=99999: leaves no room .*context of \d+ tokens",
@@ -219,6 +237,15 @@ NO_EFFECT = [
         "--model.critic_optimizer=torch.optim.SGD --model.update.critic_epochs=2",
         r"critic_optimizer, model\.update\.critic_epochs=2: have no effect without a critic",
     ),
+    (
+        "grpo",
+        "--model.backbone.critic_init=random",
+        r"critic_init=random: has no effect without a critic; set it to policy",
+    ),
+    ("grpo", "--trainer.default_root_dir=x", r"default_root_dir=x: has no effect; .* run_dir"),
+    ("grpo", "--trainer.limit_test_batches=3", r"limit_test_batches=3: has no effect on fit"),
+    ("grpo", "--data.val_task=null", r"data\.val_task=null: evaluation uses the training problems"),
+    ("grpo", "--threads=100000", r"threads=100000: this machine has \d+ processors"),
 ]
 
 
@@ -440,7 +467,7 @@ PARTS = [
         r"value_mask of the edited rollout is of torch\.float32, expected",
     ),
     ("callbacks.x=Misspelt", r"callbacks\.x\.on_train_batch_start: AttributeError: .*loss_maks"),
-    ("callbacks.x=Unbuilt", r"callbacks\.x\.__init__: 'key'"),
+    ("callbacks.x=Unbuilt", r"callbacks\.x\.__init__: KeyError: 'key' \(at my_bugs\.py:\d+\)"),
     ("callbacks.x=Padding", r"callbacks: loss_mask counts padding in the edited rollout"),
     ("callbacks.x=Unknown", r"callbacks: rewards are not finite in the edited rollout"),
     ("callbacks.x=Phase", r"callbacks: phase='foo': choose joint or value_warmup"),
@@ -605,13 +632,21 @@ SLOTS = [
         r"callbacks: ValueWarmup and ValuePretraining would both set the phase",
     ),
     ("grpo", "--threads=0", r"threads=0: must be at least 1, or null"),
-    ("grpo", "--ckpt_path=last", r"ckpt_path=last: run_dir=\S+ holds no checkpoint"),
+    (
+        "ppo",
+        "--model.actor_scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR, "
+        "init_args: {max_lr: 1e-3, total_steps: 1}}",
+        r"model\.actor_scheduler\.total_steps=1: the run steps the schedule 2 times; raise it to 2",
+    ),
+    ("grpo", "--ckpt_path=last", r"ckpt_path=last: of which run\? give --run_dir=RUN_DIR too"),
+    ("grpo", "--ckpt_path=last --run_dir=x", r"ckpt_path=last: run_dir=x holds no checkpoint"),
 ]
 
 
 @pytest.mark.parametrize(("name", "flag", "message"), SLOTS, ids=[flag for _, flag, _ in SLOTS])
 def test_what_cannot_do_its_work_is_refused(name, flag, message, capsys):
-    line = fails(capsys, "fit", *tiny(name), *SMALL, flag)
+    flags = [flag] if "{" in flag else flag.split()
+    line = fails(capsys, "fit", *tiny(name), *SMALL, *flags)
     assert re.search(message, line), line
 
 
@@ -623,6 +658,14 @@ COLD = [
     ),
     ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
     ("--model.optimizer.lr=-1", r"model\.optimizer: Invalid learning rate: -1"),
+    (
+        "--model.scheduler.total_steps=9",
+        r"model\.scheduler\.total_steps=9: the run steps .* \d+ tim",
+    ),
+    (
+        "--callbacks.e=EntropyMonitor",
+        r"callbacks\.e=EntropyMonitor: acts on rollouts, and cold_start",
+    ),
 ]
 
 
@@ -642,5 +685,20 @@ def test_a_checkpoint_that_does_not_fit_is_one_line_and_leaves_another_run_alone
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, last, "--run_dir=second")
     assert re.search(r"run_dir=second: already holds a run", line), line
     assert (second / "config.yaml").read_text() == before
+    line = fails(
+        capsys, "fit", *tiny("grpo"), *SMALL, last, "--run_dir=first", "--trainer.max_epochs=0"
+    )
+    assert "max_epochs=0" in line
+    line = fails(capsys, "validate", *tiny("ppo"), *SMALL, last)
+    assert re.search(r"ckpt_path: holds no critic; give the configuration it was written", line), (
+        line
+    )
+    holes = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)
+    holes["state_dict"] = {k: v for k, v in holes["state_dict"].items() if ".layers.1." not in k}
+    torch.save(holes, "holes.ckpt")
+    line = fails(capsys, "validate", *tiny("grpo"), *SMALL, "--ckpt_path=holes.ckpt")
+    assert re.search(
+        r"ckpt_path: .*(lacks \d+ weights of the actor, like actor\.|damaged)", line
+    ), line
     line = fails(capsys, "fit", *VAPO, last, "--run_dir=third")
-    assert re.search(r"ckpt_path: does not fit this configuration \(.*config\.yaml", line), line
+    assert re.search(r"ckpt_path: holds no critic; give .*config\.yaml", line), line

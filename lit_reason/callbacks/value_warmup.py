@@ -47,6 +47,11 @@ class ValueWarmup(Callback):
         self.rollouts: float = rollouts
         self.reset_optimizer, self.save, self.tokens = reset_optimizer, save, tokens
 
+    @property
+    def actor_waits(self) -> float:
+        """Rollouts that step neither the actor nor its schedule."""
+        return self.rollouts
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses to warm up a critic that does not exist, and two callbacks that set the phase."""
         module: Any = pl_module

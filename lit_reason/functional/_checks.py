@@ -228,7 +228,7 @@ def check_whole(low: int, high: int = 2**63 - 1, **settings: Any) -> None:
     for name, value in settings.items():
         if not (_is_real(value) and isinstance(value, Integral) and int(value) >= low):
             raise ValueError(f"`{name}`={value} must be a whole number of at least {low}")
-        if value > high:
+        if int(value) > high:
             raise ValueError(f"`{name}`={value} must be a whole number of at most {high}")
 
 
