@@ -89,6 +89,8 @@ FLAGS = [
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),
     ("--data.val_task.limit=0", r"data\.val_task\.limit=0: must be at least 1"),
+    ("--data.task.n_max=0", r"data\.task\.n_max=0: need 1 <= n_min=2 <= n_max=0 <= 90"),
+    ("--data.val_task.n_min=99", r"data\.val_task\.n_min=99: need 1 <= n_min=99 <= n_max=16 <= 90"),
     ("--data.task=MathProblems", r"data\.task\.path: not set; set it"),
     ("--data.val_task=ReasoningGym", r"data\.val_task\.name: not set; set it"),
     ("--data.sampling.temperature=-1", r"data\.sampling\.temperature=-1\.0: must be 0 or at "),
