@@ -34,6 +34,7 @@ from lit_reason.networks import (
     state_values,
 )
 from lit_reason.objectives import LossTerm
+from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, mismatch, over_ranks
 
@@ -143,6 +144,11 @@ class ReasonModule(LightningModule):
             self.critic = self.backbone.critic()
         if self.needs_reference:
             self.reference = self.backbone.reference()
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2):
+            for network in (self.actor, self.critic, self.reference):
+                if network is not None:
+                    strategy.shard(network)
 
     def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""
@@ -239,7 +245,15 @@ class ReasonModule(LightningModule):
         only = rollout.critic_only.cpu()
         rows = torch.arange(len(only)) if network == "critic" else (~only).nonzero().squeeze(1)
         _, size = self.update.schedule(network)
-        return self.update.partition(rollout, rows, size, generator)
+        plan = self.update.partition(rollout, rows, size, generator)
+        return [self.in_step(pieces) for pieces in plan]
+
+    def in_step(self, pieces: list[Tensor]) -> list[Tensor]:
+        """As many pieces on every rank, where each is a collective."""
+        strategy = self.trainer.strategy
+        if not isinstance(strategy, FSDP2):
+            return pieces
+        return evenly(pieces, lambda n: strategy.reduce(n, reduce_op="max"), self.device)
 
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
@@ -288,7 +302,7 @@ class ReasonModule(LightningModule):
         """Backward without the strategy's own gradient averaging: the learner sums over ranks.
 
         Ranks may then run different numbers of backward passes, and phases that leave a network
-        out need no unused-parameter search.
+        out need no unused-parameter search. FSDP2 sums as it goes, in as many passes on each.
         """
         strategy: Any = self.trainer.strategy
         parallel = isinstance(strategy, ParallelStrategy)
