@@ -25,7 +25,7 @@ from lit_reason.sharding import gathered, parts, whole
 from lit_reason.tasks import PlanCount
 from scripts.export_hf import export
 from tests import test_networks as architectures
-from tests.conftest import ROOT, SMALL, demonstrations, tiny
+from tests.conftest import ROOT, SMALL, config, demonstrations, tiny
 from tests.ranks import LIMIT, Ranks
 from tests.steps import (
     AGGREGATIONS,
@@ -38,6 +38,7 @@ from tests.steps import (
     step,
 )
 from tests.test_metrics import samples_of
+from tests.test_scale import ON_A_CPU
 
 pytestmark = pytest.mark.slow
 
@@ -494,11 +495,25 @@ def test_fsdp2_resumes_bit_for_bit_writes_whole_files_and_trains_as_ddp_does(ran
         assert torch.equal(weight, at_once[0]["weights"][f"actor.{name}"])
 
 
-def test_the_command_line_starts_the_second_rank(tmp_path):
-    flags = ["--trainer.strategy=fsdp2", "--data.rollouts_per_epoch=1", "--run_dir=run"]
-    arguments = [*tiny("grpo"), *RUN, *flags]
+LAUNCHED = {
+    "ddp": ["-m", "lit_reason"],  # which starts the second rank itself
+    "fsdp2": [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "lit_reason",
+    ],
+}
+
+
+@pytest.mark.parametrize("scale", LAUNCHED)
+def test_the_overlays_run_from_the_command_line_and_under_torchrun(tmp_path, scale):
+    files = [config("grpo.yaml"), config(f"scale/{scale}.yaml")]
+    arguments = [*files, *ON_A_CPU, "--trainer.devices=2", "--data.rollouts_per_epoch=1"]
     done = subprocess.run(
-        [sys.executable, "-m", "lit_reason", "fit", *arguments],
+        [sys.executable, *LAUNCHED[scale], "fit", *arguments, "--run_dir=run"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -508,4 +523,5 @@ def test_the_command_line_starts_the_second_rank(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = metrics_of(tmp_path / "run")
     assert row["rollout"] == 1
+    assert row["update/skipped_actor"] < 1
     assert "sync_dist" not in done.stderr
