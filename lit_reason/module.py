@@ -34,6 +34,7 @@ from lit_reason.networks import (
     state_values,
 )
 from lit_reason.objectives import LossTerm
+from lit_reason.offload import check_offload, lent, offload
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, mismatch, over_ranks
@@ -57,6 +58,8 @@ class ReasonModule(LightningModule):
             reward (DeepSeekMath Eq. 2). 0 is off.
         reference_refresh: Copy the actor into the reference every so many rollouts (iterative
             GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
+        reference_offload: Keep the reference's weights on the CPU, and on the device only while a
+            rollout is scored.
         logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
         actor_optimizer: Optimizer of the actor.
         critic_optimizer: Optimizer of the critic; null is as `actor_optimizer`.
@@ -74,6 +77,7 @@ class ReasonModule(LightningModule):
         update: Update = Update(),  # noqa: B008 (frozen)
         kl_in_reward: float = 0.0,
         reference_refresh: int | None = None,
+        reference_offload: bool = False,
         logprob_chunk: int | None = None,
         actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
         critic_optimizer: OptimizerCallable | None = None,
@@ -87,7 +91,7 @@ class ReasonModule(LightningModule):
         self.policy, self.value = policy, value
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
         self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
-        self.logprob_chunk = logprob_chunk
+        self.reference_offload, self.logprob_chunk = reference_offload, logprob_chunk
         self.optimizer_factories = {
             "actor": actor_optimizer,
             "critic": critic_optimizer or actor_optimizer,
@@ -149,6 +153,8 @@ class ReasonModule(LightningModule):
             for network in (self.actor, self.critic, self.reference):
                 if network is not None:
                     strategy.shard(network)
+        if self.reference_offload:
+            check_offload(self)
 
     def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""
@@ -192,6 +198,17 @@ class ReasonModule(LightningModule):
         # a copy, because Lightning sums in place
         return lambda x: self.trainer.strategy.reduce(x.clone(), reduce_op="sum")  # type: ignore[return-value]
 
+    def on_fit_start(self) -> None:
+        """Lets the reference wait on the CPU, once Lightning has moved all networks."""
+        if self.offloads:
+            offload(self.reference)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the reference has weights of its own that wait on the CPU."""
+        own = self.reference is not None and not self.backbone.fixed_reference
+        return self.reference_offload and own
+
     # --- one rollout --------------------------------------------------------------------------
 
     def training_step(self, rollout: RolloutBatch, batch_idx: int) -> dict[str, Any]:
@@ -231,7 +248,8 @@ class ReasonModule(LightningModule):
         self, rollout: RolloutBatch, micro_batches: list[Tensor]
     ) -> tuple[Experience, dict[str, Tensor]]:
         """`annotation.annotate` with this module's networks, and the statistics to log."""
-        experience, extra = annotate(self, rollout, micro_batches)
+        with lent(self.reference, self.device) if self.offloads else nullcontext():
+            experience, extra = annotate(self, rollout, micro_batches)
         return experience, self._describe(experience, extra)
 
     def score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
