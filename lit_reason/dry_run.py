@@ -140,7 +140,7 @@ def report(module: ReasonModule, data: RolloutDataModule, trainer: Trainer) -> l
     shape = shape_of(module.backbone.config)
     load = load_of(module, data, trainer, shape)
     device = trainer.strategy.root_device
-    found = stages(shape, load)
+    found, seconds = stages(shape, load), least_seconds(shape, load, device)
     unit, name = (2**30, "GiB") if peak(found) >= 2**30 else (2**20, "MiB")
     rows = dict.fromkeys(part for parts in found.values() for part in parts)
     lines = [
@@ -149,9 +149,7 @@ def report(module: ReasonModule, data: RolloutDataModule, trainer: Trainer) -> l
         _row(name, [f"{stage:>9}" for stage in found]),
         *(_row(part, [_size(s.get(part), unit) for s in found.values()]) for part in rows),
         _row("sum", [_size(sum(s.values()), unit) for s in found.values()]),
-        _row(
-            "seconds, at least", [f"{s:9.2f}" for s in least_seconds(shape, load, device).values()]
-        ),
+        _row("seconds, at least", [f"{seconds[stage]:9.4g}" for stage in found]),
     ]
     if not load.generated:
         engine = type(data.engine).__name__
