@@ -7,6 +7,7 @@ and each answers with what the function returned on its rank.
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -271,9 +272,6 @@ def test_i06_scores_and_intervals_of_two_ranks_are_those_of_all_problems(ranks, 
 # ---- whole runs ---------------------------------------------------------------------------------
 
 
-STRATEGIES = pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-
-
 class Spy(Callback):
     """Keeps what this rank trained on."""
 
@@ -362,7 +360,7 @@ def over_ranks(answers, rollout, column):
     return torch.cat(columns)
 
 
-@STRATEGIES
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path, strategy):
     """D04: rank 0 draws only uniform groups, rank 1 only mixed ones."""
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
@@ -384,13 +382,12 @@ def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path, str
         assert row["policy/tokens"] == trained.sum() / 2  # of each of the 2 mini-batches
 
 
-@STRATEGIES
-def test_a_critic_that_sees_all_takes_as_many_steps_on_every_rank(ranks, tmp_path, strategy):
+def test_a_critic_that_sees_all_takes_as_many_steps_on_every_rank(ranks, tmp_path):
     """Rank 0 fills up with groups of no use to the policy, rank 1 has groups to spare."""
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
     flags += ["--data.group_filter=DropUniform", "--data.critic_sees_all=true"]
     flags += ["--callbacks.value_warmup=null", "--data.rollouts_per_epoch=1"]
-    first, second = answers = ranks(fitted, strategy, "vapo", str(tmp_path / "run"), *flags)
+    first, second = answers = ranks(fitted, "ddp", "vapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
     assert first["steps"] == [{4}, {2}]  # the critic's rows are twice the actor's
     for answer in answers:
@@ -443,14 +440,13 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
         assert row["value/tokens"] == lengths.sum() / 2
 
 
-@STRATEGIES
-def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path, strategy):
+def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path):
     """I01: one and the same problem on both ranks."""
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
     flags += ["--data.sampling.temperature=1.5", "--data.rollouts_per_epoch=1"]
     flags += ["--trainer.limit_val_batches=0"]
     folders = [str(tmp_path / f"run{i}") for i in range(2)]
-    once, again = (ranks(fitted, strategy, "grpo", folder, *flags) for folder in folders)
+    once, again = (ranks(fitted, "ddp", "grpo", folder, *flags) for folder in folders)
     same_weights(*once)
     same_weights(once[0], again[0])
     first, second = (a["rollouts"][0] for a in once)
@@ -460,36 +456,42 @@ def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path, strategy
         assert torch.equal(a["rollouts"][0]["response_ids"], b["rollouts"][0]["response_ids"])
 
 
-def test_fsdp2_resumes_bit_for_bit_writes_whole_files_and_trains_as_ddp_does(ranks, tmp_path):
-    flags = ["--data.rollouts_per_epoch=1", "--callbacks.value_warmup.rollouts=1"]
-    flags += ["--callbacks.value_warmup.save=true", "--callbacks.recorder=RolloutRecorder"]
-    flags += ["--trainer.limit_val_batches=0"]
-    two = ["--trainer.max_epochs=2"]
-    plain = ranks(fitted, "ddp", "vapo", str(tmp_path / "ddp"), *flags, *two)
-    at_once = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "at_once"), *flags, *two)
+def test_fsdp2_repeats_resumes_and_exports_and_trains_as_ddp_does(ranks, tmp_path):
+    """I01 for shards too: the same problem on both ranks, other responses, the same again."""
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
+    flags += ["--data.sampling.temperature=1.5", "--data.task.mixed_from=0"]
+    flags += ["--data.rollouts_per_epoch=1", "--trainer.limit_val_batches=0"]
+    flags += ["--callbacks.value_warmup.rollouts=1", "--callbacks.value_warmup.save=true"]
+    flags += ["--callbacks.recorder=RolloutRecorder"]
+    go_on = ["--trainer.max_epochs=2", "--ckpt_path=last"]
+    at_once = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "once"), *flags, go_on[0])
     ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags)
-    last = ["--ckpt_path=last"]
-    halves = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags, *two, *last)
-    # the first rollout by shards, the second on whole weights
-    ranks(fitted, "fsdp2", "vapo", str(tmp_path / "other"), *flags)
-    other = ranks(fitted, "ddp", "vapo", str(tmp_path / "other"), *flags, *two, *last)
+    shutil.copytree(tmp_path / "halves", tmp_path / "whole")
+    halves = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags, *go_on)
+    # the first rollout on shards, the second on whole weights
+    other = ranks(fitted, "ddp", "vapo", str(tmp_path / "whole"), *flags, *go_on)
     same_weights(*at_once)
     same_weights(at_once[0], halves[0])
-    assert moved(plain[0]["weights"])
-    for answer in (at_once[0], other[0]):
-        assert answer["steps"] == plain[0]["steps"] == [{2}, {2}]
-        for name, weight in plain[0]["weights"].items():
-            # a step of Adam is 3e-4 even where the gradient is rounding error
-            torch.testing.assert_close(answer["weights"][name], weight, atol=1e-5, rtol=0)
+    assert moved(at_once[0]["weights"])
+    assert other[0]["steps"] == at_once[0]["steps"] == [{2}, {2}]
+    for name, weight in at_once[0]["weights"].items():
+        # a step of Adam is 3e-4 even where the gradient is rounding error
+        torch.testing.assert_close(other[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    drawn = [[r["response_ids"].tolist() for r in answer["rollouts"]] for answer in at_once]
+    assert drawn[0][0] != drawn[1][0]
+    for i in range(2):
+        for continued in (halves, other):
+            assert continued[i]["rollouts"][0]["response_ids"].tolist() == drawn[i][1]
     for name in ("critic/critic.safetensors", "rollouts_1.jsonl"):
-        assert (tmp_path / "at_once" / name).stat().st_size > 1000
-    files = [tmp_path / run / "checkpoints" / "last.ckpt" for run in ("ddp", "at_once")]
+        assert (tmp_path / "once" / name).stat().st_size > 1000
+    # a copied folder has a `last.ckpt` already, which is not written over
+    files = [tmp_path / "whole/checkpoints/last-v1.ckpt", tmp_path / "once/checkpoints/last.ckpt"]
     saved = [torch.load(file, weights_only=True) for file in files]
     shapes = [{k: v.shape for k, v in state["state_dict"].items()} for state in saved]
     assert shapes[0] == shapes[1]
     moments = [state["optimizer_states"][1]["state"] for state in saved]
     torch.testing.assert_close(*moments, atol=1e-6, rtol=0)
-    export(files[1], tmp_path / "policy", tmp_path / "at_once" / "config.yaml")
+    export(files[1], tmp_path / "policy", tmp_path / "once" / "config.yaml")
     exported = Pretrained(str(tmp_path / "policy")).actor().state_dict()
     for name, weight in exported.items():
         assert torch.equal(weight, at_once[0]["weights"][f"actor.{name}"])
