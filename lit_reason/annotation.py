@@ -82,7 +82,7 @@ def _columns(
     """What the networks say of all rows, (B, ...) each."""
     columns: dict[str, Tensor] = {}
     only = rollout.critic_only.nonzero().squeeze(1)
-    for rows in [*micro_batches, *module.update.micro_batches(rollout, only)]:
+    for rows in [*micro_batches, *module.in_step(module.update.micro_batches(rollout, only))]:
         rows = rows.to(rollout.rewards.device)
         for name, value in _scored(module, rollout[rows]).items():
             shape = (len(rollout), *value.shape[1:])

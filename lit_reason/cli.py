@@ -11,7 +11,8 @@ import traceback
 import warnings
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Optional
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, NoReturn, Optional, Union
 
 import lightning
 import torch
@@ -32,6 +33,7 @@ from lit_reason.checkpoints import Checkpoints, standard_checkpoints
 from lit_reason.checks import check_sizes
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
+from lit_reason.dry_run import Stopwatch, report
 from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import flags, full_key, read_configs, settings
@@ -161,6 +163,13 @@ class ReasonCLI(LightningCLI):
             help="CPU threads of each process; null leaves the choice to torch. A small model is "
             "faster on one.",
         )
+        parser.add_argument(
+            "--dry_run",
+            type=Union[bool, int],  # noqa: UP007 (as for Optional)
+            default=False,
+            help="true prints what a run will need in memory and time, and ends; a number also "
+            "runs so many rollouts, without validation or files, and prints what they took.",
+        )
         ReasonParser.keys = {
             a.dest: getattr(a, "_typehint", None)
             for a in parser._actions
@@ -196,6 +205,8 @@ class ReasonCLI(LightningCLI):
                 config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
             )
         warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
+        if config.dry_run:
+            self._prepare_dry_run(config)
         check_checkpoint(config.get("ckpt_path"), config.run_dir)
         config.run_dir = choose_run_dir(
             config.run_dir, str(self.subcommand), config.get("ckpt_path")
@@ -225,6 +236,30 @@ class ReasonCLI(LightningCLI):
         if self.subcommand == "fit" and isinstance(self.model, ReasonModule):
             check_sizes(self.model, self.datamodule)
 
+    def _prepare_dry_run(self, config: Any) -> None:
+        """Leaves nothing of a run but its rollouts."""
+        if self.subcommand != "fit" or self.model_class is not ReasonModule:
+            raise ConfigError(f"dry_run={config.dry_run}: only `fit` is estimated; leave it out")
+        if config.dry_run is not True:
+            if config.dry_run < 0:
+                raise ConfigError(f"dry_run={config.dry_run}: must be true, or so many rollouts")
+            config.data.rollouts_per_epoch = config.dry_run
+        self.scratch = TemporaryDirectory(prefix="lit_reason_")
+        config.run_dir, config.ckpt_path = self.scratch.name, None
+        config.trainer.max_epochs, config.trainer.logger = 1, False
+        config.trainer.limit_val_batches = config.trainer.num_sanity_val_steps = 0
+        config.trainer.enable_checkpointing = config.trainer.enable_model_summary = False
+
+    def before_fit(self) -> None:
+        """Prints the estimate of a dry run, which may end here."""
+        dry_run = self._get(self.config, "dry_run")
+        if not dry_run:
+            return
+        for line in report(self.model, self.datamodule, self.trainer):
+            rank_zero_only(print)(line)
+        if dry_run is True:
+            raise SystemExit(0)
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds the named callbacks, the progress bar, the summary and `metrics.csv`."""
         config = self._get(self.config_init, "trainer")
@@ -248,6 +283,11 @@ class ReasonCLI(LightningCLI):
     def after_fit(self) -> None:
         """Evaluates the final weights if the last epoch did not, and prints the summary."""
         trainer: Any = self.trainer
+        watch = next((c for c in trainer.callbacks if isinstance(c, Stopwatch)), None)
+        if watch is not None:
+            for line in watch.lines(self.model.policy_version):
+                rank_zero_only(print)(line)
+            return
         summary = next((c for c in trainer.callbacks if isinstance(c, RunSummary)), None)
         if summary is None or trainer.fast_dev_run or isinstance(self.model, ColdStart):
             return
@@ -266,7 +306,8 @@ class ReasonCLI(LightningCLI):
     def _first(self) -> list[Callback]:
         """What must know of an update, or of an error, before any other callback acts on it."""
         reinforced = self.subcommand == "fit" and self.model_class is ReasonModule
-        return [PeerWatch(), *([StopSignals()] if reinforced else [])]
+        dry = [Stopwatch()] if self._get(self.config, "dry_run") else []
+        return [PeerWatch(), *([StopSignals()] if reinforced else []), *dry]
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from lit_reason.errors import ConfigError
 from lit_reason.networks import ValueModel, base_weights, own_weights
 from lit_reason.reward_models import load_reward_model
+from lit_reason.sharding import whole
 
 CRITIC_FILE = "critic.safetensors"
 FRESH = ("policy", "random")  # critics that are made, not loaded
@@ -41,14 +43,19 @@ def check_critic_init(critic_init: str) -> None:
 def save_critic(critic: ValueModel, folder: Path, tokenizer: Any, **notes: str) -> None:
     """Writes the critic's weights where `critic_init=FOLDER` finds them.
 
+    Every rank must call it, and rank 0 writes.
+
     Args:
         critic: Of one with adapters, these and the head are written.
         folder: Made if it does not exist.
         tokenizer: Its vocabulary is noted, as another one would give the same weights no sense.
         **notes: Further text to keep in the file.
     """
+    own = whole(own_weights(critic))
+    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().contiguous() for name, value in own_weights(critic).items()}
+    weights = {name: value.detach().contiguous() for name, value in own.items()}
     partial = folder / f".{CRITIC_FILE}.partial"
     notes |= {"vocabulary": vocabulary(tokenizer), "adapters": json.dumps(critic.notes)}
     save_file(weights, partial, notes)

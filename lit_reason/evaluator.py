@@ -14,6 +14,7 @@ from lit_reason.functional import gae, outcome_to_tokens
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import policy_outputs, state_values
 from lit_reason.scores import Samples, why_nothing_is_right
+from lit_reason.sharding import gathered
 from lit_reason.value_metrics import ValueMetrics
 
 if TYPE_CHECKING:
@@ -68,17 +69,19 @@ class Evaluator:
         """(B,) log-probability of each response at temperature 1, in nats."""
         logprobs = rollout.rewards.new_zeros(len(rollout))
         chunk = self.module.logprob_chunk
-        for rows in self._micro_batches(rollout):
-            outputs = policy_outputs(self.module.actor, rollout[rows], 1.0, "none", chunk)
-            logprobs[rows] = outputs.logprobs.sum(dim=1)
+        with gathered(self.module.actor):  # ranks may run different numbers of micro-batches
+            for rows in self._micro_batches(rollout):
+                outputs = policy_outputs(self.module.actor, rollout[rows], 1.0, "none", chunk)
+                logprobs[rows] = outputs.logprobs.sum(dim=1)
         return logprobs
 
     def _values_and_returns(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Values, Monte-Carlo returns and where they count, (B, T) each, without what fills up."""
         rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
         mask, values = rollout.policy_mask, torch.zeros_like(rollout.token_rewards)
-        for rows in self._micro_batches(rollout):
-            values[rows] = state_values(self.module.critic, rollout[rows])
+        with gathered(self.module.critic):
+            for rows in self._micro_batches(rollout):
+                values[rows] = state_values(self.module.critic, rollout[rows])
         rewards = outcome_to_tokens(rollout.rewards, mask)
         gamma = self.module.advantage.gamma
         returns = gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)

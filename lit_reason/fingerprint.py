@@ -7,6 +7,8 @@ import hashlib
 import torch
 from torch import nn
 
+from lit_reason.sharding import whole
+
 SAMPLE = 256  # entries of each tensor that are looked at
 
 
@@ -19,7 +21,7 @@ def fingerprint(network: nn.Module) -> str:
 
     Args:
         network: Any network; its device and precision do not matter as long as the values are
-            the same.
+            the same. Every rank must ask if it is sharded.
 
     Example:
         >>> network = nn.Linear(2, 3)
@@ -32,7 +34,7 @@ def fingerprint(network: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
-        flat = value.detach().flatten()
+        flat = whole(value).detach().flatten()
         step = max(flat.numel() // SAMPLE, 1)
         entries = flat[::step][:SAMPLE].float().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)}".encode())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError, blaming, require_at_least_one
@@ -281,10 +282,12 @@ class Learner:
 
     def _gradient_norm(self) -> Tensor:
         """Sums the gradients over ranks, clips them and returns the norm before clipping."""
-        if self.reduce is not None:
+        sharded = isinstance(self.parameters[0], DTensor)  # FSDP2 has summed them already
+        if self.reduce is not None and not sharded:
             self._sum_gradients(self.reduce)
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        return nn.utils.clip_grad_norm_(self.parameters, limit)
+        norm = nn.utils.clip_grad_norm_(self.parameters, limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _sum_gradients(self, reduce: Reduce) -> None:
         """Sums over ranks, many small gradients at once.

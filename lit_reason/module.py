@@ -40,6 +40,8 @@ from lit_reason.networks import (
     state_values,
 )
 from lit_reason.objectives import LossTerm
+from lit_reason.offload import check_offload, lent, offload
+from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, mismatch, over_ranks
 
@@ -62,6 +64,8 @@ class ReasonModule(LightningModule):
             reward (DeepSeekMath Eq. 2). 0 is off.
         reference_refresh: Copy the actor into the reference every so many rollouts (iterative
             GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
+        reference_offload: Keep the reference's weights on the CPU, and on the device only while a
+            rollout is scored.
         logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
         actor_optimizer: Optimizer of the actor.
         critic_optimizer: Optimizer of the critic; null is as `actor_optimizer`.
@@ -79,6 +83,7 @@ class ReasonModule(LightningModule):
         update: Update = Update(),  # noqa: B008 (frozen)
         kl_in_reward: float = 0.0,
         reference_refresh: int | None = None,
+        reference_offload: bool = False,
         logprob_chunk: int | None = None,
         actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
         critic_optimizer: OptimizerCallable | None = None,
@@ -92,7 +97,7 @@ class ReasonModule(LightningModule):
         self.policy, self.value = policy, value
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
         self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
-        self.logprob_chunk = logprob_chunk
+        self.reference_offload, self.logprob_chunk = reference_offload, logprob_chunk
         self.optimizer_factories = {
             "actor": actor_optimizer,
             "critic": critic_optimizer or actor_optimizer,
@@ -150,6 +155,13 @@ class ReasonModule(LightningModule):
             self.critic = self.backbone.critic()
         if self.needs_reference:
             self.reference = self.backbone.reference()
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2):
+            for network in (self.actor, self.critic, self.reference):
+                if network is not None:
+                    strategy.shard(network)
+        if self.reference_offload:
+            check_offload(self)
 
     def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""
@@ -204,6 +216,17 @@ class ReasonModule(LightningModule):
         # a copy, because Lightning sums in place
         return lambda x: self.trainer.strategy.reduce(x.clone(), reduce_op="sum")  # type: ignore[return-value]
 
+    def on_fit_start(self) -> None:
+        """Lets the reference wait on the CPU, once Lightning has moved all networks."""
+        if self.offloads:
+            offload(self.reference)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the reference has weights of its own that wait on the CPU."""
+        own = self.reference is not None and not self.backbone.fixed_reference
+        return self.reference_offload and own
+
     # --- one rollout --------------------------------------------------------------------------
 
     def training_step(self, rollout: RolloutBatch, batch_idx: int) -> dict[str, Any]:
@@ -243,7 +266,8 @@ class ReasonModule(LightningModule):
         self, rollout: RolloutBatch, micro_batches: list[Tensor]
     ) -> tuple[Experience, dict[str, Tensor]]:
         """`annotation.annotate` with this module's networks, and the statistics to log."""
-        experience, extra = annotate(self, rollout, micro_batches)
+        with lent(self.reference, self.device) if self.offloads else nullcontext():
+            experience, extra = annotate(self, rollout, micro_batches)
         return experience, self._describe(experience, extra)
 
     def score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
@@ -257,7 +281,15 @@ class ReasonModule(LightningModule):
         only = rollout.critic_only.cpu()
         rows = torch.arange(len(only)) if network == "critic" else (~only).nonzero().squeeze(1)
         _, size = self.update.schedule(network)
-        return self.update.partition(rollout, rows, size, generator)
+        plan = self.update.partition(rollout, rows, size, generator)
+        return [self.in_step(pieces) for pieces in plan]
+
+    def in_step(self, pieces: list[Tensor]) -> list[Tensor]:
+        """As many pieces on every rank, where each is a collective."""
+        strategy = self.trainer.strategy
+        if not isinstance(strategy, FSDP2):
+            return pieces
+        return evenly(pieces, lambda n: strategy.reduce(n, reduce_op="max"), self.device)
 
     def _update(
         self, experience: Experience, first: list[list[Tensor]], generator: torch.Generator
@@ -306,7 +338,7 @@ class ReasonModule(LightningModule):
         """Backward without the strategy's own gradient averaging: the learner sums over ranks.
 
         Ranks may then run different numbers of backward passes, and phases that leave a network
-        out need no unused-parameter search.
+        out need no unused-parameter search. FSDP2 sums as it goes, in as many passes on each.
         """
         strategy: Any = self.trainer.strategy
         parallel = isinstance(strategy, ParallelStrategy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +21,7 @@ from lit_reason.functional import (
 
 Entropy = Literal["none", "detached", "grad"]
 Head: TypeAlias = Callable[[Tensor], Tensor]
+Result = TypeVar("Result")
 BLOCK = 2**23  # logits that may exist at once, 32 MiB in float32 ...
 LEAST = 256  # ... but no fewer positions, each block costs a gradient of the whole head
 _heads: WeakKeyDictionary[nn.Module, Head | None] = WeakKeyDictionary()
@@ -105,6 +106,16 @@ def policy_outputs(
         entropy: "none", "detached" (for the log) or "grad" (for the entropy bonus).
         chunk: Positions whose logits exist at once; `None` takes 32 MiB of them, at least 256.
     """
+    return through(actor, _policy_outputs, rollout, temperature, entropy, chunk)
+
+
+def _policy_outputs(
+    actor: nn.Module,
+    rollout: RolloutBatch,
+    temperature: float,
+    entropy: Entropy,
+    chunk: int | None,
+) -> PolicyOutputs:
     inputs, keep = _inputs(rollout)
     ids = rollout.response_ids[:, :keep]
     head = logits_head(actor)
@@ -125,11 +136,22 @@ def policy_outputs(
     return PolicyOutputs(_widen(logprobs, rollout), None if h is None else _widen(h, rollout))
 
 
+def through(network: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
+    """`function(network, *args)`, inside the network's forward pass if it is sharded.
+
+    A function that calls parts of a network would pass by the hooks of the whole, in which FSDP2
+    gathers embeddings and head.
+    """
+    run = getattr(network, "run_inside", None)
+    return function(network, *args) if run is None else run(function, *args)
+
+
 def logits_head(actor: nn.Module) -> Head | None:
     """What makes logits (N, V) of the last hidden states (N, H) of `actor`, or `None`.
 
     Its output embeddings where these are all, and what its `forward` does around them where it
-    scales or caps the logits. `None` where the states reach the head otherwise, or it is sharded.
+    scales or caps the logits. `None` where the states reach the head otherwise. A network that is
+    to be sharded must be asked before, and keeps its answer.
     """
     if actor not in _heads:
         _heads[actor] = _find_head(actor)
@@ -169,7 +191,8 @@ def _find_head(actor: nn.Module) -> Head | None:
     view._modules = {**actor._modules, actor.base_model_prefix: _Layers()}
 
     def around(states: Tensor) -> Tensor:
-        return view(inputs_embeds=states[None], use_cache=False).logits[0]
+        # without the hooks that the actor has, or gets when it is sharded
+        return view.forward(inputs_embeds=states[None], use_cache=False).logits[0]
 
     seen: list[Tensor] = []
     vocab, width = head.weight.shape

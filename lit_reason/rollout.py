@@ -19,6 +19,7 @@ from lit_reason.decoding import Sampled, decode
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 from lit_reason.functional.tokens import LOWEST_TEMPERATURE
+from lit_reason.sharding import gathered
 
 if TYPE_CHECKING:
     from lit_reason.module import ReasonModule
@@ -254,7 +255,13 @@ class HFEngine(RolloutEngine):
         """
         actor = self.module.actor
         precision = self.module.trainer.precision_plugin
-        with torch.no_grad(), precision.forward_context(), _evaluating(actor), _bare_config(actor):
+        with (
+            torch.no_grad(),
+            gathered(actor),
+            precision.forward_context(),
+            _evaluating(actor),
+            _bare_config(actor),
+        ):
             yield actor
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from zipfile import is_zipfile
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
+from lit_reason.errors import ConfigError
+from lit_reason.sharding import FSDP2, NAME
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
 SHARDED = ("fsdp", "deepspeed", "modelparallel")
@@ -105,10 +107,10 @@ def check_manual_optimization(trainer: Any) -> None:
 
 
 def check_strategy(trainer: Any) -> None:
-    """Refuses strategies that shard weights: generation needs all of them on every rank.
+    """Refuses strategies that shard weights otherwise than FSDP2.
 
     Raises:
-        ConfigError: With the strategy and one that works.
+        ConfigError: With the strategy and those that work.
     """
     strategy = trainer.get("strategy")
     name = str(getattr(strategy, "class_path", strategy)).rpartition(".")[2]
@@ -117,10 +119,10 @@ def check_strategy(trainer: Any) -> None:
             f"trainer.strategy={name}: trains in copies of this process, which then knows nothing "
             "of the run; choose ddp"
         )
-    if any(word in name.lower() for word in SHARDED):
+    if name not in (NAME, FSDP2.__name__) and any(word in name.lower() for word in SHARDED):
         raise ConfigError(
             f"trainer.strategy={name}: shards the weights, and ranks that stop generating at "
-            "different lengths would wait for each other; choose ddp"
+            f"different lengths would wait for each other; choose {NAME}, or ddp"
         )
 
 

@@ -15,6 +15,7 @@ from lit_reason.objectives import (
     PositiveExampleLM,
     ValueLoss,
 )
+from lit_reason.sharding import whole
 from tests.conftest import ready
 
 AGGREGATIONS = [TokenMean(), SequenceMean(), PromptMean(), ConstantLength(32)]
@@ -42,7 +43,7 @@ class Recorder:
             parameter.grad = None
 
     def step(self):
-        self.gradients = torch.cat([p.grad.flatten() for p in self.parameters])
+        self.gradients = torch.cat([whole(p.grad).flatten() for p in self.parameters])
 
 
 def build(backbone, terms=None, aggregation=None, **kwargs):

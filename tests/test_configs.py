@@ -35,9 +35,10 @@ def test_the_folder_holds_exactly_the_configurations_tested_here():
     found = {str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob("*.yaml")}
     expected = {f"{a}.yaml" for a in ALGORITHMS}
     expected |= {"scale/tiny.yaml", "quickstart.yaml", "cold_start.yaml"}
-    # tested in test_data_configs.py, test_value_pretraining.py and test_lora.py
+    # tested in test_data_configs.py, test_value_pretraining.py, test_lora.py and test_scale.py
     elsewhere = {name for name in found if name.startswith("data/")}
     elsewhere |= {"smollm2.yaml", "value_pretrain.yaml", "scale/lora.yaml"}
+    elsewhere |= {f"scale/{name}.yaml" for name in ("single_gpu", "ddp", "fsdp2")}
     assert found == expected | elsewhere
 
 

@@ -7,20 +7,26 @@ and each answers with what the function returned on its rank.
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from lit_reason.backbones import Bundled
+from lit_reason.backbones import Bundled, Pretrained
 from lit_reason.cli import run
 from lit_reason.functional import explained_variance, masked_whiten
 from lit_reason.metrics import GroupMetrics
+from lit_reason.networks import logits_head, policy_outputs
+from lit_reason.sharding import gathered, parts, whole
 from lit_reason.tasks import PlanCount
-from tests.conftest import ROOT, SMALL, demonstrations, tiny
+from scripts.export_hf import export
+from tests import test_networks as architectures
+from tests.conftest import ROOT, SMALL, config, demonstrations, tiny
 from tests.ranks import LIMIT, Ranks
 from tests.steps import (
     AGGREGATIONS,
@@ -33,6 +39,7 @@ from tests.steps import (
     step,
 )
 from tests.test_metrics import samples_of
+from tests.test_scale import ON_A_CPU
 
 pytestmark = pytest.mark.slow
 
@@ -49,21 +56,28 @@ def ranks(tmp_path_factory):
 # ---- one optimizer step -------------------------------------------------------------------------
 
 
-def two_ranks(module):
-    """Gives a module the trainer that a run on two devices has."""
+def two_ranks(module, strategy="ddp"):
+    """Gives a module the trainer that a run on two devices has, and splits its networks."""
     module.trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="ddp",
+        strategy=strategy,
         logger=False,
         enable_checkpointing=False,
     )
+    if strategy == "fsdp2":
+        names = ("data_parallel", "tensor_parallel")
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=names)
+        module.trainer.strategy._device_mesh = mesh
+        for network in filter(None, (module.actor, module.critic, module.reference)):
+            module.trainer.strategy.shard(network)
     return module
 
 
-def prepared(terms, aggregation):
+def prepared(terms, aggregation, checkpointing=False):
     """A module off its old policy, and the experience of 16 responses of 4 problems."""
     backbone = Bundled()
+    backbone.gradient_checkpointing = checkpointing
     module = build(backbone, TERMS[terms], AGGREGATIONS[aggregation])
     experience = experience_of(module, demonstrations(backbone))
     shift_weights(module)
@@ -89,10 +103,11 @@ def term_of(network, terms):
 def parallel_steps(rank, cases):
     """The step of each case on this rank's half of the rows."""
     results = []
-    for terms, aggregation, network, case in cases:
-        module, experience = prepared(terms, aggregation)
+    for terms, aggregation, network, case, strategy in cases:
+        module, experience = prepared(terms, aggregation, strategy == "fsdp2")
         half = keep_rows(experience, case)[torch.arange(8 * rank, 8 * rank + 8)]
-        results.append(step(two_ranks(module), half, network, 4, term_of(network, terms)))
+        module = two_ranks(module, strategy)
+        results.append(step(module, half, network, 4, term_of(network, terms)))
     return results
 
 
@@ -102,6 +117,9 @@ CASES = [
     *[("all", a, "critic", "all rows") for a in range(len(AGGREGATIONS))],
     *[("all", a, "actor", "one empty rank") for a in range(len(AGGREGATIONS))],
     ("all", 0, "critic", "one empty rank"),
+]
+CASES = [(*case, "ddp") for case in CASES] + [
+    (*case, "fsdp2") for case in CASES if case[0] == "all" and case[1] < 2
 ]
 
 
@@ -116,7 +134,7 @@ def steps(ranks):
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_loss_and_gradient_of_two_ranks_are_those_of_all_rows(steps, case):
-    terms, aggregation, network, rows = case
+    terms, aggregation, network, rows, _ = case
     module, experience = prepared(terms, aggregation)
     term = term_of(network, terms)
     whole = step(module, keep_rows(experience, rows), network, 16, term)
@@ -124,6 +142,40 @@ def test_loss_and_gradient_of_two_ranks_are_those_of_all_rows(steps, case):
     close(whole, first)
     assert torch.equal(first[1], second[1])  # the ranks step alike, to the bit
     assert first[0] == second[0]
+
+
+def sharded_scores(rank, name):
+    """How far scores and gradients in shards are from those of the whole; two layers and a head."""
+    batch, distances = architectures.rollout(architectures.PROMPTS, architectures.RESPONSES), []
+    own = torch.tensor([rank])
+
+    def score(actor, rows):
+        out = policy_outputs(actor, batch[rows], 0.7, "grad", 3)
+        (out.logprobs.sum() + out.entropy.sum()).backward()
+        return out.logprobs.detach()[0, :4]
+
+    plain = architectures.build(name)
+    want = score(plain, own)
+    plain.zero_grad()
+    score(plain, torch.arange(2))
+    module = SimpleNamespace(actor=architectures.build(name), critic=None, reference=None)
+    got = score(two_ranks(module, "fsdp2").actor, own)
+    distances.append((got - want).abs().max().item())
+    with gathered(module.actor):  # the ranks call it more and less often
+        for _ in range(1 + rank):
+            again = policy_outputs(module.actor, batch[own], 0.7).logprobs.detach()[0, :4]
+    distances.append((again - want).abs().max().item())
+    pairs = zip(plain.parameters(), module.actor.parameters(), strict=True)
+    distances += [(p.grad - whole(q.grad)).abs().max().item() for p, q in pairs]
+    return max(distances), len(parts(module.actor)), logits_head(module.actor) is not None
+
+
+@pytest.mark.parametrize("name", architectures.CONFIGS)
+def test_fsdp2_scores_every_architecture_in_blocks_of_logits_as_one_process_does(ranks, name):
+    for distance, gathered_parts, by_blocks in ranks(sharded_scores, name):
+        assert distance < 1e-5
+        assert gathered_parts == 3  # two layers and the rest
+        assert by_blocks
 
 
 def empty_step(rank):
@@ -257,21 +309,20 @@ class FirstRight(PlanCount):
 RUN = [
     *SMALL,
     "--trainer.devices=2",
-    "--trainer.strategy=ddp",
     "--callbacks.samples=null",
     "--data.val_task.limit=5",
 ]
 
 
-def fitted(rank, name, run_dir, *flags):
+def fitted(rank, strategy, name, run_dir, *flags):
     """`fit` on this rank: parameters, optimizer steps, rollouts and the last evaluation."""
-    spy = "--callbacks.spy=tests.test_distributed.Spy"
-    cli = run(["fit", *tiny(name), *RUN, spy, *flags, f"--run_dir={run_dir}"])
+    spy, chosen = "--callbacks.spy=tests.test_distributed.Spy", f"--trainer.strategy={strategy}"
+    cli = run(["fit", *tiny(name), *RUN, chosen, spy, *flags, f"--run_dir={run_dir}"])
     module, trainer = cli.model, cli.trainer
     assert trainer.world_size == 2
     rollouts = next(c for c in trainer.callbacks if isinstance(c, Spy)).rollouts
     return {
-        "weights": {k: v.detach().clone() for k, v in module.state_dict().items()},
+        "weights": {k: v.clone() for k, v in whole(module.state_dict()).items()},
         "steps": [
             {int(s["step"]) for s in o.state_dict()["state"].values()} for o in trainer.optimizers
         ],
@@ -309,10 +360,13 @@ def over_ranks(answers, rollout, column):
     return torch.cat(columns)
 
 
-def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_d04_ranks_that_disagree_on_survivors_stay_together(ranks, tmp_path, strategy):
     """D04: rank 0 draws only uniform groups, rank 1 only mixed ones."""
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
-    first, second = answers = ranks(fitted, "dapo", str(tmp_path / "run"), *flags)
+    # so that ranks have different numbers of micro-batches
+    flags += ["--model.update.micro_batch_tokens=120"]
+    first, second = answers = ranks(fitted, strategy, "dapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
     assert first["steps"] == [{4}]  # 2 rollouts of 2 mini-batches
     assert moved(first["weights"])
@@ -333,7 +387,7 @@ def test_a_critic_that_sees_all_takes_as_many_steps_on_every_rank(ranks, tmp_pat
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.max_rounds=2"]
     flags += ["--data.group_filter=DropUniform", "--data.critic_sees_all=true"]
     flags += ["--callbacks.value_warmup=null", "--data.rollouts_per_epoch=1"]
-    first, second = answers = ranks(fitted, "vapo", str(tmp_path / "run"), *flags)
+    first, second = answers = ranks(fitted, "ddp", "vapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
     assert first["steps"] == [{4}, {2}]  # the critic's rows are twice the actor's
     for answer in answers:
@@ -346,7 +400,7 @@ def test_a_critic_that_sees_all_takes_as_many_steps_on_every_rank(ranks, tmp_pat
 def test_d01_a_rollout_without_signal_on_any_rank_is_skipped_on_both(ranks, tmp_path):
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.mixed_from=2"]
     flags += ["--data.max_rounds=1", "--data.rollouts_per_epoch=1"]
-    first, second = ranks(fitted, "dapo", str(tmp_path / "run"), *flags)
+    first, second = ranks(fitted, "ddp", "dapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
     assert first["steps"] == [set()]
     assert not moved(first["weights"])
@@ -361,7 +415,7 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
         "--data.val_task=tests.test_distributed.FirstRight",
         "--callbacks.critic=CriticMonitor",
     ]
-    first, second = answers = ranks(fitted, "vapo", str(tmp_path / "run"), *flags)
+    first, second = answers = ranks(fitted, "ddp", "vapo", str(tmp_path / "run"), *flags)
     same_weights(first, second)
     assert first["steps"] == [{2}, {2}]  # the critic's moments start again after the warm-up
     assert moved(first["weights"])
@@ -391,7 +445,8 @@ def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path):
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
     flags += ["--data.sampling.temperature=1.5", "--data.rollouts_per_epoch=1"]
     flags += ["--trainer.limit_val_batches=0"]
-    once, again = (ranks(fitted, "grpo", str(tmp_path / f"run{i}"), *flags) for i in range(2))
+    folders = [str(tmp_path / f"run{i}") for i in range(2)]
+    once, again = (ranks(fitted, "ddp", "grpo", folder, *flags) for folder in folders)
     same_weights(*once)
     same_weights(once[0], again[0])
     first, second = (a["rollouts"][0] for a in once)
@@ -401,10 +456,66 @@ def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path):
         assert torch.equal(a["rollouts"][0]["response_ids"], b["rollouts"][0]["response_ids"])
 
 
-def test_the_command_line_starts_the_second_rank(tmp_path):
-    arguments = [*tiny("grpo"), *RUN, "--data.rollouts_per_epoch=1", "--run_dir=run"]
+def test_fsdp2_repeats_resumes_and_exports_and_trains_as_ddp_does(ranks, tmp_path):
+    """I01 for shards too: the same problem on both ranks, other responses, the same again."""
+    flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
+    flags += ["--data.sampling.temperature=1.5", "--data.task.mixed_from=0"]
+    flags += ["--data.rollouts_per_epoch=1", "--trainer.limit_val_batches=0"]
+    flags += ["--callbacks.value_warmup.rollouts=1", "--callbacks.value_warmup.save=true"]
+    flags += ["--callbacks.recorder=RolloutRecorder"]
+    go_on = ["--trainer.max_epochs=2", "--ckpt_path=last"]
+    at_once = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "once"), *flags, go_on[0])
+    ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags)
+    shutil.copytree(tmp_path / "halves", tmp_path / "whole")
+    halves = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags, *go_on)
+    # the first rollout on shards, the second on whole weights
+    other = ranks(fitted, "ddp", "vapo", str(tmp_path / "whole"), *flags, *go_on)
+    same_weights(*at_once)
+    same_weights(at_once[0], halves[0])
+    assert moved(at_once[0]["weights"])
+    assert other[0]["steps"] == at_once[0]["steps"] == [{2}, {2}]
+    for name, weight in at_once[0]["weights"].items():
+        # a step of Adam is 3e-4 even where the gradient is rounding error
+        torch.testing.assert_close(other[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    drawn = [[r["response_ids"].tolist() for r in answer["rollouts"]] for answer in at_once]
+    assert drawn[0][0] != drawn[1][0]
+    for i in range(2):
+        for continued in (halves, other):
+            assert continued[i]["rollouts"][0]["response_ids"].tolist() == drawn[i][1]
+    for name in ("critic/critic.safetensors", "rollouts_1.jsonl"):
+        assert (tmp_path / "once" / name).stat().st_size > 1000
+    # a copied folder has a `last.ckpt` already, which is not written over
+    files = [tmp_path / "whole/checkpoints/last-v1.ckpt", tmp_path / "once/checkpoints/last.ckpt"]
+    saved = [torch.load(file, weights_only=True) for file in files]
+    shapes = [{k: v.shape for k, v in state["state_dict"].items()} for state in saved]
+    assert shapes[0] == shapes[1]
+    moments = [state["optimizer_states"][1]["state"] for state in saved]
+    torch.testing.assert_close(*moments, atol=1e-6, rtol=0)
+    export(files[1], tmp_path / "policy", tmp_path / "once" / "config.yaml")
+    exported = Pretrained(str(tmp_path / "policy")).actor().state_dict()
+    for name, weight in exported.items():
+        assert torch.equal(weight, at_once[0]["weights"][f"actor.{name}"])
+
+
+LAUNCHED = {
+    "ddp": ["-m", "lit_reason"],  # which starts the second rank itself
+    "fsdp2": [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "lit_reason",
+    ],
+}
+
+
+@pytest.mark.parametrize("scale", LAUNCHED)
+def test_the_overlays_run_from_the_command_line_and_under_torchrun(tmp_path, scale):
+    files = [config("grpo.yaml"), config(f"scale/{scale}.yaml")]
+    arguments = [*files, *ON_A_CPU, "--trainer.devices=2", "--data.rollouts_per_epoch=1"]
     done = subprocess.run(
-        [sys.executable, "-m", "lit_reason", "fit", *arguments],
+        [sys.executable, *LAUNCHED[scale], "fit", *arguments, "--run_dir=run"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -414,4 +525,5 @@ def test_the_command_line_starts_the_second_rank(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = metrics_of(tmp_path / "run")
     assert row["rollout"] == 1
+    assert row["update/skipped_actor"] < 1
     assert "sync_dist" not in done.stderr

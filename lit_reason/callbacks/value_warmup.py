@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.batch import RolloutBatch
 from lit_reason.critics import save_critic
@@ -108,4 +107,4 @@ class ValueWarmup(Callback):
     def _write(self, trainer: Trainer, module: Any, **notes: str) -> None:
         folder = Path(trainer.default_root_dir, "critic")
         notes |= {"rollouts": str(module.policy_version)}
-        rank_zero_only(save_critic)(module.critic, folder, module.backbone.tokenizer, **notes)
+        save_critic(module.critic, folder, module.backbone.tokenizer, **notes)
