@@ -31,6 +31,7 @@ from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.checkpoints import Checkpoints, standard_checkpoints
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
+from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
 from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import full_key, read_configs, settings
