@@ -107,6 +107,16 @@ def test_a_run_with_a_copy_is_the_run_without():
         assert copied[key] == pytest.approx(own[key], abs=1e-4, nan_ok=True), key
 
 
+def test_what_does_not_fit_the_copy_is_refused():
+    engine, module = Copied(), ready(module_of())
+    engine.context = 10
+    engine.bind(module)
+    prompts, message = [[3], [3, 4, 5, 6]], r"takes 10 tokens, and a prompt of 4 and max_new_tokens"
+    with pytest.raises(ConfigError, match=message):
+        engine.generate(prompts, 1, Sampling(max_new_tokens=7), seed=0)
+    engine.generate(prompts, 1, Sampling(max_new_tokens=6), seed=0)
+
+
 # --- the probe ------------------------------------------------------------------------------------
 
 

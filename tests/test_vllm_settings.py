@@ -142,7 +142,7 @@ class Server:
         self.http.server_close()
 
 
-MODELS = {"/v1/models": (200, {"data": [{"id": "policy"}]})}
+MODELS = {"/v1/models": (200, {"data": [{"id": "policy", "max_model_len": 512}]})}
 OTHER = {**facts(Scratch("abc", hidden_size=32, heads=1).config), "precision": "float32"}
 
 
@@ -183,6 +183,7 @@ def test_ranks_take_turns_with_the_replicas():
             assert [r.url for r in engine.own] == sent
             assert [r.url for r in engine.asked] == asked
             assert engine.precision == "bfloat16"
+            assert engine.context == 512
         engine = VLLMServer([a], sleep=True)
         with pytest.raises(ConfigError, match=r"4 ranks share 1 servers.*give 4 in"):
             engine.bind(SimpleNamespace(trainer=trainer, backbone=Bundled()))

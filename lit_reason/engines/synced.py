@@ -30,7 +30,13 @@ class SyncedEngine(RolloutEngine):
     Args:
         tolerance: Largest mean |Δ log-prob| of the probe's tokens, in nats; null is 1e-3 where
             trainer and engine compute in float32, 0.05 otherwise.
+
+    Attributes:
+        context: Most tokens of prompt and response together that the copies take; `None` while it
+            is not known.
     """
+
+    context: int | None = None
 
     def __init__(self, tolerance: float | None = None) -> None:
         if tolerance is not None and not tolerance > 0:
@@ -48,6 +54,7 @@ class SyncedEngine(RolloutEngine):
     ) -> list[list[Response]]:
         """See `RolloutEngine.generate`."""
         with torch.no_grad(), self._awake():
+            self._check_room(max(map(len, prompts)), sampling.max_new_tokens)
             self._sync(prompts[0], sampling)
             return self._generate(prompts, samples, sampling, seed)
 
@@ -75,6 +82,16 @@ class SyncedEngine(RolloutEngine):
     def _awake(self) -> AbstractContextManager[Any]:
         """Holds while the copies are needed."""
         return nullcontext()
+
+    def _check_room(self, prompt: int, budget: int) -> None:
+        """Refuses what vLLM would cut off without a word, so that the budget was another."""
+        if self.context is not None and prompt + budget > self.context:
+            raise ConfigError(
+                f"data.engine={type(self).__name__}: takes {self.context} tokens, and a prompt of "
+                f"{prompt} and max_new_tokens={budget} are more; lower it, or {self._more_room}"
+            )
+
+    _more_room = "give the engine a longer context"
 
     # --- from trainer to engine ---------------------------------------------------------------
 

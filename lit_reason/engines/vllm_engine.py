@@ -97,6 +97,8 @@ class VLLMEngine(SyncedEngine):
                 f"another; set CUDA_VISIBLE_DEVICES={index} and trainer.devices=1"
             )
 
+    _more_room = f"raise {KEY}.options.max_model_len"
+
     # --- vLLM ---------------------------------------------------------------------------------
 
     @property
@@ -136,10 +138,12 @@ class VLLMEngine(SyncedEngine):
     def _awake(self) -> Iterator[None]:
         if self.llm is None:
             self.llm = self._start()
+            self.context = self.llm.model_config.max_model_len
         elif self.sleep:
             self.llm.wake_up()
         try:
-            yield
+            with isolate_rng():  # of which vLLM takes numbers even where every request has a seed
+                yield
         finally:
             if self.sleep:
                 self.llm.sleep(level=1)

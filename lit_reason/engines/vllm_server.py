@@ -41,6 +41,7 @@ class VLLMServer(SyncedEngine):
         tolerance: See `SyncedEngine`.
     """
 
+    _more_room = "start the server with a larger --max-model-len"
     _advice = (
         "start the server with --logprobs-mode processed_logprobs, with --dtype float32 to find "
         "out, or raise the tolerance"
@@ -75,11 +76,13 @@ class VLLMServer(SyncedEngine):
             )
         self.own = self.replicas[rank::world]  # that this rank sends weights to
         self.asked = self.own or [self.replicas[rank % len(self.replicas)]]
-        self.models = dict(zip(self.asked, self._each(self.asked, self._model), strict=True))
+        served = self._each(self.asked, self._model)
+        self.models = {r: name for r, (name, _) in zip(self.asked, served, strict=True)}
+        self.context = min(context for _, context in served)
 
-    def _model(self, replica: Replica) -> str:
-        """The name that a replica serves its model under, which must be of the policy's kind."""
-        name = replica.get("/v1/models")["data"][0]["id"]
+    def _model(self, replica: Replica) -> tuple[str, int]:
+        """Name and context of the model that a replica serves; it must be of the policy's kind."""
+        model = replica.get("/v1/models")["data"][0]
         for served in replica.call("describe_policy"):
             self._precision = served.pop("precision")
             expected = facts(self.module.backbone.config.get_text_config())
@@ -89,7 +92,7 @@ class VLLMServer(SyncedEngine):
                     f"{KEY}={replica.url}: serves a model with {key}={served.get(key)}, and "
                     f"model.backbone has {expected[key]}; serve the folder of model.backbone"
                 )
-        return name
+        return model["id"], model["max_model_len"]
 
     # --- the servers --------------------------------------------------------------------------
 
