@@ -1,24 +1,23 @@
-"""The vLLM engines without vLLM: settings, answers, and servers that are not what they should be.
+"""The vLLM engines without vLLM: settings, answers, what servers are asked, and wrong servers.
 
 vLLM itself is tested in `test_vllm.py`, where it is installed.
 """
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_reason.backbones import Bundled, Scratch
-from lit_reason.engines import VLLMEngine, VLLMServer, vllm_engine
+from lit_reason.engines import VLLMEngine, VLLMServer, vllm_engine, vllm_server
 from lit_reason.engines.replica import Replica
 from lit_reason.engines.vllm_protocol import as_responses
 from lit_reason.engines.vllm_worker import facts
 from lit_reason.errors import ConfigError
+from lit_reason.rollout import Sampling
 from tests.conftest import SMALL, fails, ready, tiny
-from tests.runs import module_of
+from tests.runs import data_of, module_of, run
+from tests.stand_in import Copy, Server
 
 # --- answers --------------------------------------------------------------------------------------
 
@@ -111,37 +110,6 @@ def test_a_server_that_is_not_there_is_named(capsys):
     assert "start it with `VLLM_SERVER_DEV_MODE=1 vllm serve" in line
 
 
-class Server:
-    """Answers paths with what it is given: a status, and JSON or a text."""
-
-    def __init__(self, answers):
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, said = answers.get(self.path, (404, {}))
-                said = said if isinstance(said, bytes) else json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
-
-            do_GET = do_POST
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        return self.url
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
-
-
 MODELS = {"/v1/models": (200, {"data": [{"id": "policy", "max_model_len": 512}]})}
 OTHER = {**facts(Scratch("abc", hidden_size=32, heads=1).config), "precision": "float32"}
 
@@ -163,9 +131,9 @@ OTHER = {**facts(Scratch("abc", hidden_size=32, heads=1).config), "precision": "
     ],
 )
 def test_a_server_of_another_kind_or_model_is_named(answers, message):
-    with Server(answers) as url, pytest.raises(ConfigError, match=message) as caught:
-        VLLMServer([url]).bind(ready(module_of()))
-    assert f"data.engine.urls={url}: " in str(caught.value)
+    with Server(answers) as server, pytest.raises(ConfigError, match=message) as caught:
+        VLLMServer([server.url]).bind(ready(module_of()))
+    assert f"data.engine.urls={server.url}: " in str(caught.value)
 
 
 def test_the_address_of_the_api_is_taken_for_that_of_the_server():
@@ -175,7 +143,8 @@ def test_the_address_of_the_api_is_taken_for_that_of_the_server():
 def test_ranks_take_turns_with_the_replicas():
     own = {**facts(Bundled().config), "precision": "bfloat16"}
     answers = {**MODELS, "/collective_rpc": (200, {"results": [own]})}
-    with Server(answers) as a, Server(answers) as b, Server(answers) as c:
+    with Server(answers) as first, Server(answers) as second, Server(answers) as third:
+        a, b, c = first.url, second.url, third.url
         for rank, world, sent, asked in [(0, 2, [a, c], [a, c]), (3, 4, [], [a])]:
             engine = VLLMServer([a, b, c])
             trainer = SimpleNamespace(global_rank=rank, world_size=world)
@@ -187,3 +156,103 @@ def test_ranks_take_turns_with_the_replicas():
         engine = VLLMServer([a], sleep=True)
         with pytest.raises(ConfigError, match=r"4 ranks share 1 servers.*give 4 in"):
             engine.bind(SimpleNamespace(trainer=trainer, backbone=Bundled()))
+
+
+# --- what servers are asked -----------------------------------------------------------------------
+
+
+def methods(server):
+    """What a server was asked, in order."""
+    return [body["method"] if path == "/collective_rpc" else path for path, body in server.asked]
+
+
+@pytest.fixture
+def copies(backbone):
+    with Copy(backbone) as first, Copy(backbone) as second:
+        yield first, second
+
+
+def test_weights_arrive_in_pieces_and_are_loaded_at_once(copies, monkeypatch):
+    monkeypatch.setattr(vllm_server, "CHUNK", 50_000)
+    engine, module = VLLMServer([copies[0].url]), ready(module_of())
+    engine.bind(module)
+    engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
+    asked = methods(copies[0])
+    pieces = asked.count("receive_policy_weights")
+    assert pieces > 3
+    assert asked == [
+        "/v1/models",
+        "describe_policy",
+        "begin_policy_weights",
+        *["receive_policy_weights"] * pieces,
+        "load_policy_weights",
+        "/reset_prefix_cache",
+        "/v1/completions",  # the probe
+        "/v1/completions",
+    ]
+    own = dict(module.actor.named_parameters())
+    assert all(torch.equal(w, own[n]) for n, w in copies[0].worker.model.named_parameters())
+
+
+def test_a_run_with_servers_learns_what_it_sampled(copies):
+    engine, seen = VLLMServer([c.url for c in copies], sleep=True), []
+    module, data = module_of(), data_of(engine=engine, rollouts_per_epoch=2)
+    rollout = data.rollout
+    data.rollout = lambda: seen.append(rollout()) or seen[-1]
+    run(module, data)
+    for server in copies:  # two prompts: one each
+        asked = methods(server)
+        assert asked.count("load_policy_weights") == 2
+        assert asked.count("/v1/completions") == 4
+        assert asked.count("/wake_up") == asked.count("/sleep?level=1") == 2
+    assert [batch.policy_version for batch in seen] == [0, 1]
+    seeds = [b["seed"] for c in copies for path, b in c.asked if path == "/v1/completions"]
+    assert len(set(seeds)) == 1 + 4  # the probes share one
+
+
+def test_responses_come_in_the_order_of_prompts_and_samples(copies):
+    one, two = VLLMServer([copies[0].url]), VLLMServer([c.url for c in copies])
+    answers = []
+    for engine in (one, two):
+        engine.bind(ready(module_of()))
+        prompts = [[3, 4], [5, 6, 7], [8]]
+        answers.append(engine.generate(prompts, 3, Sampling(max_new_tokens=12), seed=5))
+    assert answers[0] == answers[1]
+    assert [len(group) for group in answers[0]] == [3, 3, 3]
+    assert copies[1].asked[-1][1]["prompt"] == [5, 6, 7]
+
+
+def test_every_setting_of_the_distribution_is_sent(copies):
+    engine = VLLMServer([copies[0].url])
+    engine.bind(ready(module_of()))
+    engine.generate([[3, 4]], 2, Sampling(0.7, 0.9, 5, 4), seed=11)
+    assert copies[0].asked[-1][1] == {
+        "n": 2,
+        "seed": 11,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": 4,
+        "stop_token_ids": Bundled().eos_ids,
+        "logprobs": 0,
+        "model": "policy",
+        "prompt": [3, 4],
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def test_a_server_that_loses_weights_or_keeps_prompts_is_named(copies):
+    server = copies[0]
+    engine = VLLMServer([server.url])
+    server.answers["/reset_prefix_cache"] = (200, {"success": False})
+    engine.bind(ready(module_of()))
+    with pytest.raises(ConfigError, match=r"cannot forget what other weights have read"):
+        engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
+    server.worker.receive_policy_weights = lambda chunk: None
+    with pytest.raises(ConfigError, match=r"loaded \['0'\] of 38 weights; does another run send"):
+        engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
