@@ -34,6 +34,7 @@ from lit_reason.checks import check_sizes
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
+from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
 from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import flags, full_key, read_configs, settings

@@ -10,7 +10,6 @@ from typing import Any
 from zipfile import is_zipfile
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
-from lit_reason.errors import ConfigError
 from lit_reason.sharding import FSDP2, NAME
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")

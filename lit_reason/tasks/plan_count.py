@@ -58,9 +58,9 @@ class PlanCount(Task):
         limit: int | None = None,
     ) -> None:
         if not 1 <= n_min <= n_max <= 90:
-            name, value = ("n_min", n_min) if 1 <= n_max <= 90 and n_min != 2 else ("n_max", n_max)
+            key = f"n_min={n_min}" if 1 <= n_max <= 90 and n_min != 2 else f"n_max={n_max}"
             raise ConfigError(
-                f"task.{name}={value}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example "
+                f"task.{key}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example "
                 "2 and 16"
             )
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
