@@ -38,6 +38,8 @@ def test_the_folder_holds_exactly_the_configurations_tested_here():
     # tested in test_data_configs.py, test_value_pretraining.py and test_lora.py
     elsewhere = {name for name in found if name.startswith("data/")}
     elsewhere |= {"smollm2.yaml", "value_pretrain.yaml", "scale/lora.yaml"}
+    # tested in test_ablations.py
+    elsewhere |= {name for name in found if name.startswith("scale/miniature.")}
     assert found == expected | elsewhere
 
 
