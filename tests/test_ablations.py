@@ -76,6 +76,18 @@ def test_every_point_parses_and_sets_what_it_sweeps(sweep, point, monkeypatch):
         assert found == (None if value == "null" else value)
 
 
+OVERLAID = [(path.stem, scale) for path in SWEEPS for scale in ("miniature", "qwen2.5_7b")]
+
+
+@pytest.mark.parametrize(("name", "scale"), OVERLAID)
+def test_every_sweep_parses_at_other_scales(name, scale, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    point = read_sweep(ROOT / "ablations" / f"{name}.yaml").points()[-1]
+    config = parsed(name, point.name, scale)
+    expected = {"miniature": "ablations/miniature", "qwen2.5_7b": "Qwen/Qwen2.5-7B"}
+    assert config.model.backbone.init_args.path == expected[scale]
+
+
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_an_agent_can_run_every_sweep(path):
     content = yaml.safe_load(path.read_text())

@@ -17,6 +17,8 @@ from lit_reason.report.curves import Curve, common_rollouts, value_at
 
 PREVIOUS = "previous"
 RESAMPLES = 10_000
+# Student's t, two-sided 95 %, by degrees of freedom; that of 9 is conservative for more
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Row:
         value: The metric after the common number of rollouts.
         against: Row that this one is compared with; "" for none.
         difference: To that row, within a seed.
+        margin: Half the width of Student's 95 % interval of the difference; nan below two seeds.
         paper_difference: The paper's.
     """
 
@@ -70,16 +73,16 @@ class Row:
     value: Interval
     against: str
     difference: Interval
+    margin: float
     paper_difference: float | None
 
     @property
     def verdict(self) -> str:
-        """Whether the difference has the paper's sign, by its interval."""
-        if not self.paper_difference or not self.difference.known or self.seeds < 2:
+        """Whether the difference has the paper's sign; by Student's t, as seeds are few."""
+        if not self.paper_difference or math.isnan(self.margin):
             return ""
-        sign = math.copysign(1, self.paper_difference)
-        low, high = sorted((sign * self.difference.low, sign * self.difference.high))
-        return "yes" if low > 0 else "opposite" if high < 0 else "not shown"
+        along = math.copysign(self.difference.mean, self.difference.mean * self.paper_difference)
+        return "yes" if along > self.margin else "opposite" if -along > self.margin else "not shown"
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ def tabulate(
                 interval(list(measured[name].values())),
                 against,
                 interval(both),
+                margin(both),
                 paper.rows[name] - paper.rows[against] if known else None,
             )
         )
@@ -162,7 +166,7 @@ def _reference(paper: Paper, order: Sequence[str], i: int) -> str:
 def interval(values: Sequence[float]) -> Interval:
     """Mean over seeds and 95 % percentile bootstrap interval; the same values give the same one.
 
-    With five values its ends lie too close together: it covers about 85 %, not 95 %.
+    With five values its ends lie too close together: it covers about 84 %, not 95 %.
 
     Example:
         >>> interval([0.25, 0.5, 0.75]), interval([0.5])
@@ -173,6 +177,20 @@ def interval(values: Sequence[float]) -> Interval:
     column = torch.tensor(values, dtype=torch.float64)[:, None]
     low, high = bootstrap_interval(column, resamples=RESAMPLES)
     return Interval(statistics.fmean(values), low.item(), high.item())
+
+
+def margin(values: Sequence[float]) -> float:
+    """Half the width of Student's 95 % interval of the mean; nan for fewer than two values.
+
+    Example:
+        >>> round(margin([0.1, 0.2, 0.3]), 4)
+        0.2484
+    """
+    count = len(values)
+    if count < 2:
+        return math.nan
+    t = T975[min(count - 1, len(T975)) - 1]
+    return t * statistics.stdev(values) / math.sqrt(count)
 
 
 def cells(table: Table) -> list[list[str]]:
@@ -195,7 +213,7 @@ def cells(table: Table) -> list[list[str]]:
         [_number(row.paper), _number(row.paper_difference, "+"), row.verdict or "-"]
         for row in table.rows
     ]
-    heading += ["paper", "paper's difference", "same direction"]
+    heading += ["paper", "paper's difference", "same direction at 95 %"]
     return [heading, *([*a, *b] for a, b in zip(body, more, strict=True))]
 
 

@@ -15,6 +15,7 @@ from lit_reason.tasks.base import Task
 from lit_reason.verdict import Status, Verdict
 
 ALPHABET = "0123456789+=(),aimnx"
+LETTERS = "aimnx"
 SAMPLED = 5000  # problems drawn where there are too many to list
 
 Operation = Literal["max", "min"]
@@ -67,7 +68,9 @@ class PlanCount(Task):
 
     With several `plans` each one is a digit of the number that is counted up:
     `max(3,7)max(2,5)+3=` is answered by `75+3=76+2=77+1=78`. All of them are chosen within the
-    first tokens, and one verdict at the end is on all of them.
+    first tokens, and one verdict at the end is on all of them. With `chatter` letters that mean
+    nothing stand between the steps, `75+3=x76+2=am77+1=78`: choices that do not matter, in which
+    the one verdict is noise, and lengths that differ between responses to one problem.
 
     Demonstrations for the cold start contain *systematic* mistakes: with probability `wrong_plan`
     they choose the other operand, so that sharpening the policy makes it worse and only the outcome
@@ -83,6 +86,8 @@ class PlanCount(Task):
         limit: Use only so many problems, spread evenly; null uses all.
         plans: Number of plans of a problem, from 1 to 4. With one the problems are all there are;
             with several they are a fixed sample of about 5,000, with operands from 1 to 9.
+        chatter: Probability of a letter before a step of a demonstration, and of another one behind
+            each letter.
 
     Example:
         >>> task = PlanCount()
@@ -94,7 +99,7 @@ class PlanCount(Task):
     """
 
     answer_format = "plan_count"
-    response_pattern = r"\d+\+\d+(=\d+\+\d+)*=\d+"
+    response_pattern = r"\d+\+\d+(=[aimnx]*\d+\+\d+)*=\d+"
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class PlanCount(Task):
         slip: float = 0.003,
         limit: int | None = None,
         plans: int = 1,
+        chatter: float = 0.0,
     ) -> None:
         if not 1 <= n_min <= n_max <= 90:
             raise ConfigError(
@@ -115,13 +121,15 @@ class PlanCount(Task):
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
+        if not 0 <= chatter <= 0.9:
+            raise ConfigError(f"task.chatter={chatter}: must lie between 0 and 0.9")
         if limit is not None and limit < 1:
             raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
         if not operations:
             raise ConfigError("task.operations=(): choose max, min or both")
         if not 1 <= plans <= 4:
             raise ConfigError(f"task.plans={plans}: must lie between 1 and 4")
-        self.wrong_plan, self.slip = wrong_plan, slip
+        self.wrong_plan, self.slip, self.chatter = wrong_plan, slip, chatter
         self.n_min, self.n_max = n_min, n_max
         steps = range(n_min, n_max + 1)
         every = _all(operations, steps) if plans == 1 else _some(operations, steps, plans)
@@ -155,8 +163,9 @@ class PlanCount(Task):
         steps, end = [], -1
         for part in text.split("="):
             end += 1 + len(part)
-            steps.append((end, part == expected))
-            expected = _following(part)
+            said = part.lstrip(LETTERS) if steps else part
+            steps.append((end, said == expected))
+            expected = _following(said)
         return steps
 
     def difficulty(self, prompt: Prompt) -> float:
@@ -172,15 +181,22 @@ class PlanCount(Task):
             choice.other if rng.random() < self.wrong_plan else choice.right
             for choice in problem.choices
         )
-        parts = []
+        parts: list[str] = []
         while n > 0:
-            parts.append(f"{total}+{n}")
+            letters = self._letters(rng) if parts else ""
+            parts.append(f"{letters}{total}+{n}")
             total, n = total + 1, n - 1
             if rng.random() < self.slip:
                 total, n = rng.choice(
                     [(total + 1, n), (max(total - 1, 0), n), (total, max(n - 1, 0))]
                 )
         return "=".join([*parts, str(total)])
+
+    def _letters(self, rng: random.Random) -> str:
+        letters = ""
+        while self.chatter and rng.random() < self.chatter:
+            letters += rng.choice(LETTERS)
+        return letters
 
 
 def stated_answer(text: str) -> str | None:
