@@ -110,7 +110,7 @@ def test_the_arguments_are_those_of_a_wandb_agent():
     assert ours[-len(agents) :] == agents
 
 
-@pytest.mark.parametrize("folder", ["vapo_remove_one", "dapo_ladder"])
+@pytest.mark.parametrize("folder", ["vapo_remove_one", "dapo_ladder", "vc_ppo_pretrain_steps"])
 def test_every_fragment_is_used(folder):
     used = {p.values["config"] for _, p in POINTS if "config" in p.values}
     found = {str(p.relative_to(ROOT)) for p in (ROOT / "ablations" / folder).glob("*.yaml")}
@@ -157,6 +157,15 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch
     for name, change in {"ppo": every, **removed}.items():
         row = facts(parsed("vapo_remove_one", name, scale))
         assert {k: v for k, v in row.items() if v != full[k]} == change
+
+
+@pytest.mark.parametrize(("scale", "joint"), [(None, 300), ("miniature", 60)])
+def test_every_number_of_pretraining_steps_leaves_the_policy_as_many(scale, joint, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for steps in (50, 100, 150):
+        config = parsed("vc_ppo_pretrain_steps", f"steps_{steps}", scale)
+        assert config.callbacks["value_warmup"].init_args.rollouts == steps
+        assert config.trainer.max_epochs * config.data.rollouts_per_epoch == steps + joint
 
 
 def test_each_row_of_dapo_ladder_adds_one_part(monkeypatch):
