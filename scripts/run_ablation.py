@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from rich.progress import Progress, TimeElapsedColumn
+
 from lit_reason.errors import ConfigError
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
@@ -86,16 +88,25 @@ def run(ablation: Ablation, jobs: int) -> list[Result]:
     before = sum((point.name, seed) in earlier for point, seed in ablation.runs())
     total = len(ablation.runs())
     started = time.monotonic()
+    bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), disable=not on_terminal())
     try:
-        for result in ablation.run(jobs):
-            results.append(result)
-            seconds = time.monotonic() - started
-            left = remaining(seconds, len(results) - before, total - len(results))
-            print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
+        with bar:
+            task = bar.add_task(ablation.sweep.name, total=total - before)
+            for result in ablation.run(jobs):
+                results.append(result)
+                seconds, done = time.monotonic() - started, len(results) - before
+                left = remaining(seconds, done, total - len(results))
+                print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
+                bar.update(task, completed=max(done, 0))
     except KeyboardInterrupt:
         print("stopped; the same command continues with the runs that were under way")
         sys.exit(130)
     return results
+
+
+def on_terminal() -> bool:
+    """Whether a bar can be drawn; in a file the lines say it all."""
+    return sys.stdout.isatty()
 
 
 def remaining(seconds: float, done: int, left: int) -> str:

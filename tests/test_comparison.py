@@ -84,10 +84,11 @@ def test_rows_are_compared_at_the_place_that_all_reach_and_with_the_paper():
     assert less.difference.mean == pytest.approx(-0.3)
     assert [row.verdict for row in table.rows] == ["", "yes", "not shown"]
     assert same.failed == 1
+    assert (best.reached, less.reached, same.reached) == (None, None, 10.0)
     text = markdown(table)
     assert "Paper: Table 1." in text
     assert "| less | 3            | 0.510 [0.500, 0.520] | best" in text
-    assert "-0.300 [-0.300, -0.300] | 11    | -49                | yes" in text
+    assert "-0.300 [-0.300, -0.300] | -                  | 11    | -49                | yes" in text
 
 
 def test_the_opposite_direction_is_named():
@@ -230,8 +231,13 @@ def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     main([str(tmp_path / "many"), f"w&b={offline}", "--out", str(out)])
     text = capsys.readouterr().out
     assert "| many | 2     | 0.500 [0.400, 0.600]" in text
-    assert "| w&b  | 1     | 0.750                | many    | +0.350" in text
+    assert "| w&b  | 1     | 0.750                | many    | +0.350            | 2  " in text
     assert {p.name for p in out.iterdir()} >= {"table.md", "comparison.png", "comparison.html"}
+    main([f"again={out / 'curves.csv'}#many", "--out", str(tmp_path / "again")])
+    assert "| again | 2     | 0.500 [0.400, 0.600]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([f"{out / 'curves.csv'}#none"])
+    assert "#none: no such row; it has many, w&b" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(tmp_path / "out")])
     assert "holds neither a run nor an offline run" in capsys.readouterr().err

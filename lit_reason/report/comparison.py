@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lit_reason.functional import bootstrap_interval
-from lit_reason.report.curves import Curve, value_at
+from lit_reason.report.curves import Curve, mean_curve, seeds_at
 from lit_reason.report.page import image, write_html
 from lit_reason.report.plot import COLOURS, GREY, STYLE, fit_rollouts, say
 from lit_reason.report.provenance import machine
@@ -107,20 +107,12 @@ def draw_curves(
 def band(
     curves: Sequence[Curve], metric: str
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Places, mean, and lower and upper ends over the runs of a row.
-
-    Places are those of any run; a run that did not measure there counts with its last value, up to
-    the place at which the shortest of them ends.
-    """
-    series = [s for s in (curve.get(metric) for curve in curves) if s]
-    if not series:
+    """Places, mean, and lower and upper ends over the runs of a row."""
+    places, values = seeds_at(curves, metric)
+    if not places:
         return [], [], [], []
-    last = min(s.rollouts[-1] for s in series)
-    places = sorted({x for s in series for x in s.rollouts if x <= last})
-    places = [x for x in places if all(s.rollouts[0] <= x for s in series)]
-    values = torch.tensor([[value_at(s, x) for x in places] for s in series], dtype=torch.float64)
-    low, high = bootstrap_interval(values)
-    return places, values.mean(0).tolist(), low.tolist(), high.tolist()
+    low, high = bootstrap_interval(torch.tensor(values, dtype=torch.float64))
+    return places, mean_curve(curves, metric)[1], low.tolist(), high.tolist()
 
 
 def draw_rows(axes: Any, table: Table, looks: dict[str, tuple[str, str]]) -> None:

@@ -113,6 +113,26 @@ def first_reach(series: Series, level: float) -> float | None:
     return None
 
 
+def seeds_at(curves: Sequence[Curve], metric: str) -> tuple[list[float], list[list[float]]]:
+    """Places, and the values there of every run: a list a run.
+
+    Places are those of any run; a run that did not measure there counts with its last value, from
+    the place where all have begun to the one where the first of them ends.
+    """
+    series = [s for s in (curve.get(metric) for curve in curves) if s]
+    if not series:
+        return [], []
+    begin, end = max(s.rollouts[0] for s in series), min(s.rollouts[-1] for s in series)
+    places = sorted({x for s in series for x in s.rollouts if begin <= x <= end})
+    return places, [[y for x in places if (y := value_at(s, x)) is not None] for s in series]
+
+
+def mean_curve(curves: Sequence[Curve], metric: str) -> tuple[list[float], list[float]]:
+    """Places, and the mean over runs there."""
+    places, values = seeds_at(curves, metric)
+    return places, [math.fsum(at) / len(at) for at in zip(*values, strict=True)]
+
+
 def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
     """Writes a row a run and rollout; a quantity not measured there is empty."""
     partial = path.with_name(path.name + ".part")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from lit_reason.functional import bootstrap_interval
-from lit_reason.report.curves import Curve, common_rollouts, value_at
+from lit_reason.report.curves import Curve, common_rollouts, first_reach, mean_curve, value_at
+from lit_reason.report.history import Series
 
 PREVIOUS = "previous"
 RESAMPLES = 10_000
@@ -64,6 +65,8 @@ class Row:
         difference: To that row, within a seed.
         margin: Half the width of Student's 95 % interval of the difference; nan below two seeds.
         paper_difference: The paper's.
+        reached: Rollouts of the policy after which the mean over seeds first is at what the other
+            row has in the end; `None` if it never is.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Row:
     difference: Interval
     margin: float
     paper_difference: float | None
+    reached: float | None
 
     @property
     def verdict(self) -> str:
@@ -140,6 +144,7 @@ def tabulate(
         base = measured.get(against, {})
         both = [own - base[s] for s, own in measured[name].items() if s in base]
         known = name in paper.rows and against in paper.rows
+        goal = interval(list(base.values())).mean
         rows.append(
             Row(
                 name,
@@ -151,9 +156,16 @@ def tabulate(
                 interval(both),
                 margin(both),
                 paper.rows[name] - paper.rows[against] if known else None,
+                _reached([c for c in curves if c.point == name], metric, goal, place),
             )
         )
     return Table(metric, place, paper.source, rows)
+
+
+def _reached(curves: Sequence[Curve], metric: str, goal: float, end: float) -> float | None:
+    places, mean = mean_curve(curves, metric)
+    place = first_reach(Series(places, mean), goal)  # None for nan, which nothing reaches
+    return place if place is not None and place <= end else None
 
 
 def _reference(paper: Paper, order: Sequence[str], i: int) -> str:
@@ -196,7 +208,7 @@ def margin(values: Sequence[float]) -> float:
 def cells(table: Table) -> list[list[str]]:
     """The table as text: a list of headings, then one list a row."""
     papers = any(row.paper is not None for row in table.rows)
-    heading = ["row", "seeds", "ours [95 %]", "against", "difference [95 %]"]
+    heading = ["row", "seeds", "ours [95 %]", "against", "difference [95 %]", "its end reached at"]
     body = [
         [
             row.name,
@@ -204,6 +216,7 @@ def cells(table: Table) -> list[list[str]]:
             _text(row.value, row.seeds),
             row.against or "-",
             _text(row.difference, row.seeds, "+") if row.against else "-",
+            "-" if row.reached is None else f"{row.reached:.0f}",
         ]
         for row in table.rows
     ]
@@ -221,7 +234,8 @@ def caption(table: Table) -> str:
     """What the table shows, in a sentence."""
     says = (
         f"{table.metric} after {table.rollouts} rollouts that train the policy; mean over seeds "
-        "and bootstrap interval; differences are within a seed."
+        "and bootstrap interval; differences are within a seed. The last column of ours is the "
+        "rollout at which a row's mean first is where the row that it is compared with ends."
     )
     return f"{says} Paper: {table.source}." if table.source else says
 
