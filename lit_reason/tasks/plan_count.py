@@ -160,7 +160,8 @@ class PlanCount(Task):
         """A step is valid if it follows from the one before; the first if it is the right plan."""
         problem = self.problems[prompt.index]
         expected: str | None = f"{problem.start}+{problem.steps}"
-        steps, end = [], -1
+        steps: list[tuple[int, bool]] = []
+        end = -1
         for part in text.split("="):
             end += 1 + len(part)
             said = part.lstrip(LETTERS) if steps else part
