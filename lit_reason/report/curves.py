@@ -134,7 +134,10 @@ def mean_curve(curves: Sequence[Curve], metric: str) -> tuple[list[float], list[
 
 
 def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
-    """Writes a row a run and rollout; a quantity not measured there is empty."""
+    """Writes a row a run and rollout; a quantity not measured there is empty.
+
+    The metric is written exactly, so that a table made of the file is the one made of the runs.
+    """
     partial = path.with_name(path.name + ".part")
     keys = [metric, *KEPT]
     with partial.open("w", newline="", encoding="utf-8") as file:
@@ -144,7 +147,8 @@ def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
             at = {k: dict(zip(s.rollouts, s.values, strict=True)) for k, s in curve.series.items()}
             places = sorted({x for values in at.values() for x in values})
             for place in places:
-                cells = [_cell(at.get(key, {}).get(place)) for key in keys]
+                values = [at.get(key, {}).get(place) for key in keys]
+                cells = [_cell(value, "" if i == 0 else ".5g") for i, value in enumerate(values)]
                 writer.writerow([curve.point, curve.seed, curve.warmup, f"{place:g}", *cells])
     partial.replace(path)
 
@@ -171,5 +175,5 @@ def read_curves(path: Path) -> list[Curve]:
     return list(curves.values())
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value:.5g}"
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None or not math.isfinite(value) else format(value, form)
