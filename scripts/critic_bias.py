@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,10 @@ from lit_reason.report.child import exit_on_signals
 from lit_reason.report.critic import read_curves
 from lit_reason.report.history import Series, read_run
 from lit_reason.report.sweep import Sweep
+from lit_reason.report.table import margin
 
 WARMUP, JOINT = 15, 15
 CHECKED = 6  # rollouts before the first update of the policy that the curves are averaged over
-# Student's t, two-sided 95 %, by degrees of freedom; that of 9 is conservative for more
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 COMMAND = [
     "${interpreter}", "-m", "lit_reason", "fit", "--config", "configs/quickstart.yaml",
     "--model.advantage.alpha=null", "--model.advantage.lam_policy=0.95",
@@ -191,8 +189,7 @@ def interval(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
     if len(values) == 1:
         return f"{mean:.3f}"
-    t = T975[min(len(values) - 1, len(T975)) - 1]
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
+    half = margin(values)
     return f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]"
 
 

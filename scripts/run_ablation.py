@@ -3,22 +3,28 @@
 python scripts/run_ablation.py ablations/clip_higher.yaml --config configs/scale/tiny.yaml
 
 From the root of the repository, runs the command that a W&B agent would issue for every point of
-the grid and every seed, writes OUT/results.csv after each, and prints a table. Called again it
-skips what is finished.
+the grid and every seed. Writes OUT/results.csv and OUT/curves.csv after each run; at the end
+OUT/table.md, OUT/comparison.png, OUT/comparison.html and OUT/results.json. Called again it skips
+what is finished.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
+import time
 from pathlib import Path
+
+from rich.progress import Progress, TimeElapsedColumn
 
 from lit_reason.errors import ConfigError
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
+from lit_reason.report.comparison import write_comparison
 from lit_reason.report.sweep import read_sweep
-from lit_reason.report.table import compare
+from lit_reason.report.table import markdown, read_paper, tabulate
 
 
 def main(args: list[str] | None = None) -> None:
@@ -26,16 +32,18 @@ def main(args: list[str] | None = None) -> None:
     try:
         sweep = read_sweep(given.sweep)
         out = given.out or Path("runs", "ablations", sweep.name)
-        ablation = Ablation(sweep, out, given.seeds, given.config, extra)
+        ablation = Ablation(sweep, out, seeds_of(given.seeds), given.config, extra)
         if given.dry_run:
             for point, seed in ablation.runs():
                 print(shlex.join(ablation.command(point, seed)))
             return
-        results = run(ablation)
+        if given.jobs < 1:
+            raise ConfigError(f"--jobs {given.jobs}: must be at least 1")
+        results = list(ablation.finished().values()) if given.collect else run(ablation, given.jobs)
+        report(ablation, results, given.sweep.parent / "papers.json")
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    print(f"\n{compare(results, sweep.metric)}\n\n{out / 'results.csv'}")
     if any(result.status == "failed" for result in results):
         sys.exit(1)
 
@@ -50,25 +58,70 @@ def parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("sweep", type=Path, metavar="SWEEP", help="a file in ablations/")
     layered = "configuration laid over the sweep's; may be given several times"
     parser.add_argument("--config", action="append", default=[], metavar="OVERLAY", help=layered)
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: those of the sweep file")
+    seeds = "N: seeds 0 to N-1; several numbers: these seeds; default: those of the sweep file"
+    parser.add_argument("--seeds", nargs="+", type=int, help=seeds)
+    jobs = "runs at a time, on one thread each if there are several"
+    parser.add_argument("--jobs", type=int, default=1, help=jobs)
     parser.add_argument("--out", type=Path, help="default: runs/ablations/NAME_OF_SWEEP")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+    collect = "run nothing; table and pictures of what is finished"
+    parser.add_argument("--collect", action="store_true", help=collect)
     cut = args.index("--") if "--" in args else len(args)
     return parser.parse_args(args[:cut]), args[cut + 1 :]
 
 
-def run(ablation: Ablation) -> list[Result]:
-    """Runs all points with a line for each; an interrupt ends the current child first."""
+def seeds_of(given: list[int] | None) -> list[int] | None:
+    """One number counts seeds, several name them."""
+    if given is None or len(given) > 1:
+        return given
+    if given[0] < 1:
+        raise ConfigError(f"--seeds {given[0]}: one number is how many; give at least 1")
+    return list(range(given[0]))
+
+
+def run(ablation: Ablation, jobs: int) -> list[Result]:
+    """Runs all points with a line for each; an interrupt ends the current children first."""
+    if jobs > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the runs
     results: list[Result] = []
+    earlier = ablation.finished()
+    before = sum((point.name, seed) in earlier for point, seed in ablation.runs())
     total = len(ablation.runs())
+    started = time.monotonic()
+    bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), disable=not on_terminal())
     try:
-        for result in ablation.run():
-            results.append(result)
-            print(f"[{len(results)}/{total}] {describe(result, ablation)}", flush=True)
+        with bar:
+            task = bar.add_task(ablation.sweep.name, total=total - before)
+            for result in ablation.run(jobs):
+                results.append(result)
+                seconds, done = time.monotonic() - started, len(results) - before
+                left = remaining(seconds, done, total - len(results))
+                print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
+                bar.update(task, completed=max(done, 0))
     except KeyboardInterrupt:
-        print("stopped; the same command continues with the run that was under way")
+        print("stopped; the same command continues with the runs that were under way")
         sys.exit(130)
     return results
+
+
+def on_terminal() -> bool:
+    """Whether a bar can be drawn; in a file the lines say it all."""
+    return sys.stdout.isatty()
+
+
+def remaining(seconds: float, done: int, left: int) -> str:
+    """What the rest takes if it goes on as before; "" where that is not known or nothing is left.
+
+    Example:
+        >>> remaining(600, 5, 20)
+        ', about 40 min left'
+    """
+    if done < 1 or left < 1:
+        return ""
+    minutes = seconds / done * left / 60
+    return (
+        f", about {minutes:.0f} min left" if minutes < 90 else f", about {minutes / 60:.1f} h left"
+    )
 
 
 def describe(result: Result, ablation: Ablation) -> str:
@@ -81,6 +134,24 @@ def describe(result: Result, ablation: Ablation) -> str:
         "?" if value is None else f"{value:.3f}" for value in (result.before, result.after)
     )
     return f"{name}: {before} -> {after} ({result.minutes:.1f} min)"
+
+
+def report(ablation: Ablation, results: list[Result], papers: Path) -> None:
+    """Prints the table and writes it with the pictures."""
+    curves = ablation.curves(results)
+    failed = [result.point for result in results if result.status == "failed"]
+    sweep = ablation.sweep
+    names = [point.name for point in ablation.points]
+    table = tabulate(curves, sweep.metric, names, read_paper(papers, sweep.name), failed)
+    facts = {
+        "sweep": sweep.name,
+        "overlays": list(ablation.overlays),
+        "extra": list(ablation.extra),
+    }
+    facts["runs"] = [vars(result) for result in results]
+    files = write_comparison(table, curves, ablation.out, facts)
+    print(f"\n{markdown(table)}\n")
+    print("\n".join(map(str, [ablation.out / "results.csv", *files])))
 
 
 if __name__ == "__main__":

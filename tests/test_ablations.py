@@ -53,11 +53,12 @@ def parser():
 
 
 @cache
-def parsed(sweep, name):
+def parsed(sweep, name, scale=None):
     """The configuration of one point, from the arguments that follow `-m lit_reason`."""
     sweep = read_sweep(ROOT / "ablations" / f"{sweep}.yaml")
     point = next(p for p in sweep.points() if p.name == name)
-    command = sweep.arguments(point, seed=3)
+    overlays = [f"configs/scale/{scale}.yaml"] if scale else []
+    command = sweep.arguments(point, 3, overlays)
     return parser().parse_args(command[command.index("lit_reason") + 1 :]).fit
 
 
@@ -75,6 +76,18 @@ def test_every_point_parses_and_sets_what_it_sweeps(sweep, point, monkeypatch):
         assert found == (None if value == "null" else value)
 
 
+OVERLAID = [(path.stem, scale) for path in SWEEPS for scale in ("miniature", "qwen2.5_7b")]
+
+
+@pytest.mark.parametrize(("name", "scale"), OVERLAID)
+def test_every_sweep_parses_at_other_scales(name, scale, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    point = read_sweep(ROOT / "ablations" / f"{name}.yaml").points()[-1]
+    config = parsed(name, point.name, scale)
+    expected = {"miniature": "ablations/miniature", "qwen2.5_7b": "Qwen/Qwen2.5-7B"}
+    assert config.model.backbone.init_args.path == expected[scale]
+
+
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_an_agent_can_run_every_sweep(path):
     content = yaml.safe_load(path.read_text())
@@ -89,7 +102,7 @@ def test_an_agent_can_run_every_sweep(path):
 
 def test_the_arguments_are_those_of_a_wandb_agent():
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    sweep = read_sweep(ROOT / "ablations" / "gae_lambda.yaml")
+    sweep = read_sweep(ROOT / "ablations" / "vc_ppo_lambda_actor.yaml")
     point = sweep.points()[0]
     args = {k: {"value": v} for k, v in {**point.values, "seed_everything": 3}.items()}
     ours = sweep.arguments(point, 3)
@@ -97,11 +110,13 @@ def test_the_arguments_are_those_of_a_wandb_agent():
     assert ours[-len(agents) :] == agents
 
 
-@pytest.mark.parametrize("folder", ["vapo_remove_one", "dapo_components"])
+@pytest.mark.parametrize("folder", ["vapo_remove_one", "dapo_ladder", "vc_ppo_pretrain_steps"])
 def test_every_fragment_is_used(folder):
     used = {p.values["config"] for _, p in POINTS if "config" in p.values}
     found = {str(p.relative_to(ROOT)) for p in (ROOT / "ablations" / folder).glob("*.yaml")}
-    assert found == {path for path in used if f"/{folder}/" in path}
+    scales = [p.stem for p in (ROOT / "configs" / "scale").glob("*.yaml")]
+    variants = {str(Path(p).with_suffix(f".{scale}.yaml")) for p in used for scale in scales}
+    assert {path for path in used if f"/{folder}/" in path} == found - variants
 
 
 def facts(config):
@@ -122,11 +137,10 @@ def facts(config):
     }
 
 
-@pytest.mark.parametrize("suffix", ["", "_tiny"])
-def test_each_row_of_vapo_remove_one_differs_in_its_part_only(suffix, monkeypatch):
+@pytest.mark.parametrize("scale", [None, "tiny", "miniature"])
+def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch):
     monkeypatch.chdir(ROOT)
-    sweep = f"vapo_remove_one{suffix}"
-    full = facts(parsed(sweep, "vapo"))
+    full = facts(parsed("vapo_remove_one", "vapo", scale))
     removed = {
         "no_value_pretraining": {"callbacks": ["entropy", "samples"]},
         "no_decoupled_gae": {"lam_critic": 0.95},
@@ -134,18 +148,29 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(suffix, monkeypatc
         "no_clip_higher": {"clip_high": 0.2},
         "no_token_level_loss": {"aggregation": "SequenceMean"},
         "no_positive_lm": {"terms": []},
-        f"no_group_sampling{suffix}": {"group_size": 1},
+        "no_group_sampling": {"group_size": 1},
     }
+    every = {key: value for change in removed.values() for key, value in change.items()}
     assert full["callbacks"] == ["value_warmup", "entropy", "samples"]
-    assert [p.name for s, p in POINTS if s == sweep] == ["vapo", *removed]
-    for name, change in removed.items():
-        row = facts(parsed(sweep, name))
+    names = [p.name for s, p in POINTS if s == "vapo_remove_one"]
+    assert names == ["ppo", *removed, "vapo"]
+    for name, change in {"ppo": every, **removed}.items():
+        row = facts(parsed("vapo_remove_one", name, scale))
         assert {k: v for k, v in row.items() if v != full[k]} == change
 
 
-def test_each_row_of_dapo_components_adds_one_part(monkeypatch):
+@pytest.mark.parametrize(("scale", "joint"), [(None, 300), ("miniature", 60)])
+def test_every_number_of_pretraining_steps_leaves_the_policy_as_many(scale, joint, monkeypatch):
     monkeypatch.chdir(ROOT)
-    rows = [facts(parsed("dapo_components", p.name)) for s, p in POINTS if s == "dapo_components"]
+    for steps in (50, 100, 150):
+        config = parsed("vc_ppo_pretrain_steps", f"steps_{steps}", scale)
+        assert config.callbacks["value_warmup"].init_args.rollouts == steps
+        assert config.trainer.max_epochs * config.data.rollouts_per_epoch == steps + joint
+
+
+def test_each_row_of_dapo_ladder_adds_one_part(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    rows = [facts(parsed("dapo_ladder", p.name)) for s, p in POINTS if s == "dapo_ladder"]
     changes = [
         {k for k in after if after[k] != before[k]} for before, after in itertools.pairwise(rows)
     ]

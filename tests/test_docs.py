@@ -105,3 +105,9 @@ def test_every_logged_metric_is_documented(name):
     run_dir = fit(*arguments(name), *flags)
     keys = set().union(*metrics(run_dir)) - {"step", "epoch"}
     assert not sorted(k for k in keys if not documented(k))
+
+
+def test_the_estimates_are_those_of_the_script():
+    import scripts.estimate_cost as estimate
+
+    assert estimate.table() in (ROOT / "docs" / "reproduce.md").read_text()

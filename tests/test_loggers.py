@@ -1,6 +1,7 @@
 """Metrics files: monotone over resumption, and every other logger without an account."""
 
 import csv
+import importlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import yaml
 from lit_reason.callbacks.samples import COLUMNS
 from lit_reason.jsonl import append_rows
 from lit_reason.loggers import MetricsFile
+from lit_reason.report.history import read_run
+from lit_reason.report.wandb_files import read_offline
 from tests.conftest import SMALL, fit, tiny
 
 
@@ -100,7 +103,9 @@ def logged(tmp_path_factory):
         patch.setenv("WANDB_SILENT", "true")
         patch.delenv("PL_GLOBAL_SEED", raising=False)
         every = "--callbacks.samples.every_n_rollouts=1"
-        return fit(*tiny("grpo"), *SMALL, f"--config={overlay}", every, run_dir=str(folder / "run"))
+        run = fit(*tiny("grpo"), *SMALL, f"--config={overlay}", every, run_dir=str(folder / "run"))
+        importlib.import_module("wandb").finish()  # as when the process ends
+        return run
 
 
 @pytest.mark.slow
@@ -126,4 +131,12 @@ def test_the_sample_table_reaches_wandb_without_an_account(logged):
     assert sorted(map(str, written)) == sorted(
         str(list(json.loads(line).values())) for line in lines
     )
-    assert list(logged.rglob("*.wandb"))
+
+
+@pytest.mark.slow
+def test_an_offline_run_of_wandb_reads_as_the_run_folder_does(logged):
+    (file,) = {path.resolve() for path in logged.rglob("run-*.wandb")}
+    offline, run = read_offline(file.parent), read_run(logged)
+    for key in ("reward", "response_length", "val/accuracy"):
+        assert offline.get(key).rollouts == run.get(key).rollouts, key
+        assert offline.get(key).values == pytest.approx(run.get(key).values), key

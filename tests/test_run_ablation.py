@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_reason.report.ablation import Result, outcome
-from lit_reason.report.table import compare
+from lit_reason.report.ablation import outcome
+from lit_reason.report.comparison import FILES
 from tests.test_ablations import write_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def rows(out):
 
 def test_the_runner_writes_results_and_a_table(sweep_file, tmp_path, capsys):
     out = tmp_path / "out"
-    run_ablation(sweep_file, "--out", out, "--seeds", 0, 1)
+    run_ablation(sweep_file, "--out", out, "--seeds", 2)
     assert [(r["point"], r["a.x"], r["seed"], r["before"], r["after"]) for r in rows(out)] == [
         ("x=1", "1", "0", "0.1", "0.1"),
         ("x=2", "2", "0", "0.1", "0.2"),
@@ -67,7 +67,9 @@ def test_the_runner_writes_results_and_a_table(sweep_file, tmp_path, capsys):
     ]
     text = capsys.readouterr().out
     assert "[2/4] x=2 seed 0: 0.100 -> 0.200" in text
-    assert "| x=2   | 2     | 0.100 ± 0.000 | 0.205 ± 0.005 | +0.105 ± 0.005 |" in text
+    assert "| x=2 | 2     | 0.205 [0.200, 0.210] | x=1     | +0.100 [0.100, 0.100] |" in text
+    written = {p.name for p in out.iterdir() if p.is_file()} - {"calls.txt"}
+    assert written == {"curves.csv", "results.csv", *FILES}
 
 
 def test_a_dry_run_prints_the_commands_and_runs_nothing(sweep_file, tmp_path, capsys):
@@ -85,7 +87,7 @@ def test_finished_runs_are_skipped_and_half_finished_ones_start_again(sweep_file
     (out / "x=2" / "seed_0" / "result.json").unlink()
     run_ablation(sweep_file, "--out", out)
     assert calls(out) == ["x=1", "x=2", "x=2"]
-    run_ablation(sweep_file, "--out", out, "--seeds", 5)
+    run_ablation(sweep_file, "--out", out, "--seeds", 5, 0)
     assert [(r["point"], r["seed"]) for r in rows(out)] == [
         ("x=1", "0"),
         ("x=2", "0"),
@@ -135,6 +137,28 @@ def until(condition, seconds=20.0):
         time.sleep(0.05)
 
 
+def test_one_number_of_seeds_counts_them(sweep_file, tmp_path, capsys):
+    run_ablation(sweep_file, "--out", tmp_path / "out", "--seeds", 3, "--dry-run")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("--seed_everything=")[1][0] for line in lines] == list("001122")
+    with pytest.raises(SystemExit):
+        run_ablation(sweep_file, "--seeds", 0)
+    assert "error: --seeds 0: one number is how many" in capsys.readouterr().err
+
+
+def test_several_runs_go_side_by_side_and_the_table_keeps_its_order(sweep_file, tmp_path, capsys):
+    """Point 1 waits for point 2, which would never come if they ran one after the other."""
+    waits = 'while args["a.x"] == "1" and not (run.parents[2] / "x=2" / "seed_0").exists()'
+    text = TRAIN.replace('while args.get("wait") == args["a.x"]', waits)
+    (tmp_path / "train.py").write_text(text)
+    out = tmp_path / "out"
+    run_ablation(sweep_file, "--out", out, "--jobs", 2)
+    assert [row["point"] for row in rows(out)] == ["x=1", "x=2"]
+    run_ablation(sweep_file, "--out", out, "--collect")
+    assert calls(out).count("x=1") == 1
+    assert "| x=1 | 1 " in capsys.readouterr().out.rsplit("val/accuracy after", 1)[1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_child_ends_with_the_runner(sweep_file, tmp_path, number):
@@ -162,17 +186,6 @@ def test_values_at_the_ends_come_from_the_metrics_where_they_are_logged(tmp_path
     assert outcome(tmp_path, "val/accuracy") == (0.25, None, 2)
     (tmp_path / "log.txt").write_text("│ val/accuracy │ 0.111 │ 0.750 │")
     assert outcome(tmp_path, "val/accuracy") == (0.25, 0.75, 2)
-
-
-def test_means_leave_out_what_was_not_measured():
-    results = [
-        Result("a", 0, "finished", before=None, after=0.5),
-        Result("a", 1, "finished", before=0.25, after=0.75),
-        Result("b", 0, "finished", before=0.2502, after=0.25),
-    ]
-    table = compare(results, "m")
-    assert "| a     | 2     | 0.250  | 0.625 ± 0.125 | +0.500 |" in table
-    assert "| b     | 1     | 0.250  | 0.250         | +0.000 |" in table
 
 
 @pytest.mark.slow

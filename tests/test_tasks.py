@@ -88,6 +88,8 @@ def test_a_limit_spreads_its_problems_and_refuses_nonsense():
         ({"wrong_plan": 1.5}, r"wrong_plan=1\.5"),
         ({"slip": -0.1}, r"slip=-0\.1"),
         ({"operations": ()}, r"operations"),
+        ({"plans": 5}, r"task.plans=5"),
+        ({"chatter": 1.0}, r"task.chatter=1.0"),
     ],
 )
 def test_impossible_problems_are_refused(arguments, message):
@@ -135,6 +137,43 @@ def test_demonstrations_slip_as_often_as_configured_and_slips_show_as_steps():
         wrong += valid.count(False)
         assert re.fullmatch(task.response_pattern, text)
     assert abs(wrong / steps - 0.1) < 0.01
+
+
+def test_several_plans_make_one_number_and_all_must_be_right():
+    task = PlanCount(plans=2, operations=("max", "min"), wrong_plan=0.3, slip=0)
+    assert len(task) > 4000
+    assert len({task[i].text for i in range(len(task))}) == len(task)
+    held_out = PlanCount("held_out", plans=2, operations=("max", "min"))
+    assert not {task[i].text for i in range(len(task))} & {
+        held_out[i].text for i in range(len(held_out))
+    }
+    right = 0
+    for prompt, text in demonstrate(task, 1000):
+        chosen = re.findall(r"(max|min)\((\d),(\d)\)", prompt.text)
+        start = "".join({"max": max, "min": min}[op](a, b) for op, a, b in chosen)
+        assert len(start) == 2
+        assert prompt.answer == str(int(start) + int(prompt.text[:-1].rsplit("+", 1)[1]))
+        assert re.fullmatch(task.response_pattern, text)
+        steps = [valid for _, valid in task.judge_steps(prompt, text)]
+        assert steps == [text.startswith(f"{start}+")] + [True] * (len(steps) - 1)
+        assert task.verify(prompt, text) == steps[0]
+        right += steps[0]
+    assert abs(right / 1000 - 0.49) < 4 * math.sqrt(0.49 * 0.51 / 1000)
+
+
+def test_chatter_stands_between_steps_and_means_nothing():
+    task = PlanCount(wrong_plan=0, slip=0, chatter=0.5)
+    letters = steps = 0
+    for prompt, text in demonstrate(task, 500):
+        assert task.verify(prompt, text)
+        assert re.fullmatch(task.response_pattern, text)
+        assert all(valid for _, valid in task.judge_steps(prompt, text))
+        first, *between, last = text.split("=")
+        assert (first + last).replace("+", "").isdigit()
+        letters += sum(c.isalpha() for part in between for c in part)
+        steps += len(between)
+    assert abs(letters / steps - 1) < 0.15
+    assert PlanCount().judge_steps(PlanCount()[0], "x1+2=2+1=3")[0] == (4, False)
 
 
 def test_demonstrations_end_whatever_the_slips():

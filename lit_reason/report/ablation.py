@@ -1,7 +1,8 @@
-"""Runs every point of a sweep on this machine, one after the other, and compares them.
+"""Runs every point of a sweep on this machine and collects what came of them.
 
 A point's folder holds `command.json` (written first: the folder is this runner's), `log.txt`, the
 run folder `run`, and once finished `result.json`. A second call therefore continues the first.
+`results.csv` has a row a run, `curves.csv` a row a rollout.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import json
 import re
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lit_reason.errors import ConfigError
-from lit_reason.report.child import run_to_end
+from lit_reason.report.child import Child, end, start
+from lit_reason.report.curves import Curve, curve_of, write_curves
 from lit_reason.report.history import read_run
+from lit_reason.report.provenance import commit, config_hash
 from lit_reason.report.sweep import Point, Sweep
 
 # the page and the table read the files of the run; a bar would only fill the log
 QUIET = ("--trainer.logger=null", "--trainer.enable_progress_bar=false")
+POLL = 0.1  # seconds between looks at the runs under way
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Result:
         after: Held-out metric at the end.
         rollouts: Rollouts trained on.
         minutes: Wall-clock time.
+        config: Hash of the run's whole configuration without its seed and folder.
+        commit: Commit of the code, with a "+" if files had been changed.
     """
 
     point: str
@@ -46,6 +53,17 @@ class Result:
     after: float | None = None
     rollouts: int = 0
     minutes: float = 0.0
+    config: str = ""
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run under way."""
+
+    point: Point
+    seed: int
+    since: float
 
 
 class Ablation:
@@ -102,18 +120,7 @@ class Ablation:
                     "give the same --config and arguments"
                 )
 
-    def run(self) -> Iterator[Result]:
-        """Runs what is not finished; yields the result of every run, in order."""
-        self.check()
-        results = self._finished()
-        for point, seed in self.runs():
-            key = point.name, seed
-            if key not in results:
-                results[key] = self._run(point, seed)
-            self._write(list(results.values()))
-            yield results[key]
-
-    def _finished(self) -> dict[tuple[str, int], Result]:
+    def finished(self) -> dict[tuple[str, int], Result]:
         """Results of earlier calls, also those of seeds that this call was not asked for."""
         found = {}
         for point in self.points:
@@ -123,32 +130,79 @@ class Ablation:
                     found[point.name, result.seed] = result
         return found
 
-    def _run(self, point: Point, seed: int) -> Result:
+    def run(self, jobs: int = 1) -> Iterator[Result]:
+        """Runs what is not finished; yields every result, earlier ones first.
+
+        Args:
+            jobs: Runs at a time.
+        """
+        self.check()
+        results = self.finished()
+        asked = [(point.name, seed) for point, seed in self.runs()]
+        waiting = deque((p, seed) for p, seed in self.runs() if (p.name, seed) not in results)
+        if results:
+            self._write(results)
+        yield from (results[key] for key in asked if key in results)
+        running: dict[Child, Started] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    started = Started(*waiting.popleft(), time.perf_counter())
+                    running[self._start(started.point, started.seed)] = started
+                for child in [c for c in running if c.poll() is not None]:
+                    result = self._result(running.pop(child), child.returncode)
+                    results[result.point, result.seed] = result
+                    self._write(results)
+                    yield result
+                time.sleep(POLL)
+        finally:
+            for child in running:
+                end(child)
+
+    def _start(self, point: Point, seed: int) -> Child:
         folder, command = self.folder(point, seed), self.command(point, seed)
         if folder.is_dir():
             shutil.rmtree(folder)  # half-finished; `check` has seen that it is this runner's
         folder.mkdir(parents=True)
         (folder / "command.json").write_text(json.dumps(command, indent=1), encoding="utf-8")
-        started = time.perf_counter()
-        status = run_to_end(command, folder / "log.txt")
-        minutes = round((time.perf_counter() - started) / 60, 2)
+        return start(command, folder / "log.txt")
+
+    def _result(self, run: Started, status: int) -> Result:
+        folder = self.folder(run.point, run.seed)
+        minutes = round((time.perf_counter() - run.since) / 60, 2)
         if status != 0:
-            return Result(point.name, seed, "failed", minutes=minutes)
+            return Result(run.point.name, run.seed, "failed", minutes=minutes)
         before, after, rollouts = outcome(folder, self.sweep.metric)
-        result = Result(point.name, seed, "finished", before, after, rollouts, minutes)
+        result = Result(
+            run.point.name, run.seed, "finished", before, after, rollouts, minutes,
+            config_hash(folder / "run" / "config.yaml"), commit(),
+        )  # fmt: skip
         (folder / "result.json").write_text(json.dumps(vars(result)), encoding="utf-8")
         return result
 
-    def _write(self, results: list[Result]) -> None:
-        """Rewrites `results.csv`: a row a run, with the values of the swept keys."""
+    def curves(self, results: Sequence[Result]) -> list[Curve]:
+        """The curves of finished runs."""
+        points = {point.name: point for point in self.points}
+        folders = [(r, self.folder(points[r.point], r.seed) / "run") for r in results]
+        return [
+            curve_of(read_run(folder), self.sweep.metric, r.point, r.seed, r.before, r.after)
+            for r, folder in folders
+            if r.status == "finished"
+        ]
+
+    def _write(self, results: dict[tuple[str, int], Result]) -> None:
+        """Rewrites `results.csv`, with the values of the swept keys, and `curves.csv`."""
+        places = {point.name: i for i, point in enumerate(self.points)}
+        rows = sorted(results.values(), key=lambda r: (r.seed, places[r.point]))
         values = {point.name: point.values for point in self.points}
-        columns = ["point", *self.sweep.grid, *list(vars(results[0]))[1:]]
+        columns = ["point", *self.sweep.grid, *list(vars(rows[0]))[1:]]
         partial = self.out / "results.csv.part"
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
-            writer.writerows({**values[r.point], **vars(r)} for r in results)
+            writer.writerows({**values[r.point], **vars(r)} for r in rows)
         partial.replace(self.out / "results.csv")
+        write_curves(self.curves(rows), self.sweep.metric, self.out / "curves.csv")
 
 
 def outcome(folder: Path, metric: str) -> tuple[float | None, float | None, int]:

@@ -1,4 +1,4 @@
-"""A subprocess that does not outlive the process that waits for it."""
+"""Subprocesses that do not outlive the process that waits for them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from pathlib import Path
 
 GRACE = 10.0  # seconds between asking a child to end and ending it
 
+Child = subprocess.Popen[bytes]
 
-def run_to_end(command: Sequence[str], log: Path) -> int:
-    """Runs a command with its output in a file, and returns its exit status.
 
-    Whatever interrupts the wait, the child and its own children are ended first; on Linux the
-    child ends even when this process is killed outright.
+def start(command: Sequence[str], log: Path) -> Child:
+    """Starts a command with its output in a file.
+
+    The caller ends it with `end` whatever interrupts the wait; on Linux the child ends even when
+    this process is killed outright.
 
     Args:
         command: Program and arguments.
         log: File that takes standard output and standard error.
     """
     with log.open("w", encoding="utf-8") as output:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -33,11 +35,18 @@ def run_to_end(command: Sequence[str], log: Path) -> int:
             start_new_session=True,
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
-        try:
-            return child.wait()
-        finally:
-            if child.poll() is None:
-                _end(child)
+
+
+def end(child: Child) -> None:
+    """Ends a child and its own children, if it still runs."""
+    if child.poll() is not None:
+        return
+    for request in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, request)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE)
+            return
 
 
 def exit_on_signals() -> None:
@@ -46,15 +55,6 @@ def exit_on_signals() -> None:
         if hasattr(signal, name):
             number = getattr(signal, name)
             signal.signal(number, lambda signum, _: sys.exit(128 + signum))
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    for request in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, request)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE)
-            return
 
 
 def _end_with_parent() -> None:

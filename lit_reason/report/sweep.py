@@ -80,9 +80,13 @@ class Sweep:
             overlays: Configuration files laid over those of the sweep's command.
             extra: Further arguments; they come last and win.
         """
-        swept = [f"--config={path}" for path in overlays]
+        bases = [Path(word).stem for word in self.command if word.endswith(".yaml")]
+        swept = [f"--config={path}" for path in with_own(overlays, bases)]
         # an agent gets the keys in any order, and so the sweeps do not depend on one
-        swept += [f"--{key}={value}" for key, value in {**point.values, SEED: seed}.items()]
+        values = {**point.values, SEED: seed}
+        if "config" in values:
+            values["config"] = fragment_at(str(values["config"]), overlays)
+        swept += [f"--{key}={value}" for key, value in values.items()]
         places = {**LAUNCHER, "${args}": swept}
         words = [places.get(word, [word]) for word in self.command]
         return [*itertools.chain.from_iterable(words), *extra]
@@ -130,6 +134,40 @@ def _values(path: Path, key: str, entry: Any) -> list[Any]:
             "None, which the command line refuses"
         )
     return values
+
+
+def with_own(overlays: Sequence[str], bases: Sequence[str]) -> list[str]:
+    """Overlays, each followed by what it has for an algorithm: `SCALE.ALGORITHM.yaml` beside it.
+
+    Args:
+        overlays: Configuration files laid over the sweep's.
+        bases: Stems of the configurations that the sweep names.
+    """
+    files = []
+    for overlay in overlays:
+        own = [Path(overlay).with_suffix(f".{base}.yaml") for base in bases]
+        files += [overlay, *(str(path) for path in own if path.is_file())]
+    return files
+
+
+def fragment_at(path: str, overlays: Sequence[str]) -> str:
+    """The fragment of a row for a scale: beside `ROW.yaml`, `ROW.SCALE.yaml` if there is one.
+
+    A row that names sizes, such as the number of prompts, needs other ones at another scale.
+
+    Args:
+        path: Of the fragment as the sweep names it.
+        overlays: Configuration files laid over the sweep's; the stem of each is a scale.
+
+    Example:
+        >>> fragment_at("ablations/a/row.yaml", ["configs/scale/none.yaml"])
+        'ablations/a/row.yaml'
+    """
+    for overlay in overlays:
+        variant = Path(path).with_suffix(f".{Path(overlay).stem}.yaml")
+        if variant.is_file():
+            path = str(variant)
+    return path
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from lit_reason.batch import Prompt
@@ -13,6 +15,48 @@ from lit_reason.tasks.base import Task
 from lit_reason.verdict import Status, Verdict
 
 ALPHABET = "0123456789+=(),aimnx"
+LETTERS = "aimnx"
+SAMPLED = 5000  # problems drawn where there are too many to list
+
+Operation = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One plan of a problem."""
+
+    operation: Operation
+    a: int
+    b: int
+
+    @property
+    def right(self) -> int:
+        """The operand that the plan is."""
+        return max(self.a, self.b) if self.operation == "max" else min(self.a, self.b)
+
+    @property
+    def other(self) -> int:
+        """The operand that it is not."""
+        return self.a + self.b - self.right
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Plans to choose, and the steps to count from the number that they make."""
+
+    choices: tuple[Choice, ...]
+    steps: int
+
+    @property
+    def text(self) -> str:
+        """The prompt."""
+        chosen = "".join(f"{c.operation}({c.a},{c.b})" for c in self.choices)
+        return f"{chosen}+{self.steps}="
+
+    @property
+    def start(self) -> int:
+        """The number that is counted up."""
+        return _number(choice.right for choice in self.choices)
 
 
 class PlanCount(Task):
@@ -21,6 +65,12 @@ class PlanCount(Task):
     The first character is the plan: the larger operand. The rest counts up to the
     answer, one small step after the other, so that a wrong plan shows only in the outcome, up to a
     hundred tokens later. The answer is the number behind the last `=`.
+
+    With several `plans` each one is a digit of the number that is counted up:
+    `max(3,7)max(2,5)+3=` is answered by `75+3=76+2=77+1=78`. All of them are chosen within the
+    first tokens, and one verdict at the end is on all of them. With `chatter` letters that mean
+    nothing stand between the steps, `75+3=x76+2=am77+1=78`: choices that do not matter, in which
+    the one verdict is noise, and lengths that differ between responses to one problem.
 
     Demonstrations for the cold start contain *systematic* mistakes: with probability `wrong_plan`
     they choose the other operand, so that sharpening the policy makes it worse and only the outcome
@@ -34,6 +84,10 @@ class PlanCount(Task):
         wrong_plan: Share of demonstrations with the wrong plan.
         slip: Probability of a mistake in each step of a demonstration.
         limit: Use only so many problems, spread evenly; null uses all.
+        plans: Number of plans of a problem, from 1 to 4. With one the problems are all there are;
+            with several they are a fixed sample of about 5,000, with operands from 1 to 9.
+        chatter: Probability of a letter before a step of a demonstration, and of another one behind
+            each letter.
 
     Example:
         >>> task = PlanCount()
@@ -45,17 +99,19 @@ class PlanCount(Task):
     """
 
     answer_format = "plan_count"
-    response_pattern = r"\d+\+\d+(=\d+\+\d+)*=\d+"
+    response_pattern = r"\d+\+\d+(=[aimnx]*\d+\+\d+)*=\d+"
 
     def __init__(
         self,
         split: Literal["train", "held_out"] = "train",
-        operations: tuple[Literal["max", "min"], ...] = ("max",),
+        operations: tuple[Operation, ...] = ("max",),
         n_min: int = 2,
         n_max: int = 16,
         wrong_plan: float = 0.6,
         slip: float = 0.003,
         limit: int | None = None,
+        plans: int = 1,
+        chatter: float = 0.0,
     ) -> None:
         if not 1 <= n_min <= n_max <= 90:
             key = f"n_min={n_min}" if 1 <= n_max <= 90 and n_min != 2 else f"n_max={n_max}"
@@ -66,20 +122,19 @@ class PlanCount(Task):
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
+        if not 0 <= chatter <= 0.9:
+            raise ConfigError(f"task.chatter={chatter}: must lie between 0 and 0.9")
         if limit is not None and limit < 1:
             raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
         if not operations:
             raise ConfigError("task.operations=(): choose max, min or both")
-        self.wrong_plan, self.slip = wrong_plan, slip
+        if not 1 <= plans <= 4:
+            raise ConfigError(f"task.plans={plans}: must lie between 1 and 4")
+        self.wrong_plan, self.slip, self.chatter = wrong_plan, slip, chatter
         self.n_min, self.n_max = n_min, n_max
-        problems = [
-            (op, a, b, n)
-            for op in operations
-            for a in range(10)
-            for b in range(10)
-            for n in range(n_min, n_max + 1)
-            if a != b and _is_held_out(_text(op, a, b, n)) == (split == "held_out")
-        ]
+        steps = range(n_min, n_max + 1)
+        every = _all(operations, steps) if plans == 1 else _some(operations, steps, plans)
+        problems = [p for p in every if _is_held_out(p.text) == (split == "held_out")]
         count = len(problems) if limit is None else min(limit, len(problems))
         self.problems = [problems[i * len(problems) // count] for i in range(count)]
 
@@ -88,8 +143,8 @@ class PlanCount(Task):
 
     def __getitem__(self, index: int) -> Prompt:
         """The problem of row `index`."""
-        op, a, b, n = self.problems[index]
-        return Prompt(index, _text(op, a, b, n), str(_plan(op, a, b) + n))
+        problem = self.problems[index]
+        return Prompt(index, problem.text, str(problem.start + problem.steps))
 
     def verify(self, prompt: Prompt, text: str) -> bool:
         """Whether the number behind the last `=` is the answer."""
@@ -104,34 +159,46 @@ class PlanCount(Task):
 
     def judge_steps(self, prompt: Prompt, text: str) -> list[tuple[int, bool]]:
         """A step is valid if it follows from the one before; the first if it is the right plan."""
-        op, a, b, n = self.problems[prompt.index]
-        expected: str | None = f"{_plan(op, a, b)}+{n}"
-        steps, end = [], -1
+        problem = self.problems[prompt.index]
+        expected: str | None = f"{problem.start}+{problem.steps}"
+        steps: list[tuple[int, bool]] = []
+        end = -1
         for part in text.split("="):
             end += 1 + len(part)
-            steps.append((end, part == expected))
-            expected = _following(part)
+            said = part.lstrip(LETTERS) if steps else part
+            steps.append((end, said == expected))
+            expected = _following(said)
         return steps
 
     def difficulty(self, prompt: Prompt) -> float:
         """The number of steps, scaled to [0, 1]."""
-        n = self.problems[prompt.index][3]
+        n = self.problems[prompt.index].steps
         return (n - self.n_min) / max(self.n_max - self.n_min, 1)
 
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
         """A response with the task's share of wrong plans and slips."""
-        op, a, b, n = self.problems[prompt.index]
-        right = _plan(op, a, b)
-        total = a + b - right if rng.random() < self.wrong_plan else right
-        parts = []
+        problem = self.problems[prompt.index]
+        n = problem.steps
+        total = _number(
+            choice.other if rng.random() < self.wrong_plan else choice.right
+            for choice in problem.choices
+        )
+        parts: list[str] = []
         while n > 0:
-            parts.append(f"{total}+{n}")
+            letters = self._letters(rng) if parts else ""
+            parts.append(f"{letters}{total}+{n}")
             total, n = total + 1, n - 1
             if rng.random() < self.slip:
                 total, n = rng.choice(
                     [(total + 1, n), (max(total - 1, 0), n), (total, max(n - 1, 0))]
                 )
         return "=".join([*parts, str(total)])
+
+    def _letters(self, rng: random.Random) -> str:
+        letters = ""
+        while self.chatter and rng.random() < self.chatter:
+            letters += rng.choice(LETTERS)
+        return letters
 
 
 def stated_answer(text: str) -> str | None:
@@ -145,16 +212,39 @@ def judged(correct: bool, answer: str | None) -> Verdict:
     return Verdict(Status.NO_ANSWER) if answer is None and not correct else verdict
 
 
-def _text(op: str, a: int, b: int, n: int) -> str:
-    return f"{op}({a},{b})+{n}="
+def _number(digits: Iterable[int]) -> int:
+    return int("".join(map(str, digits)))
 
 
-def _plan(op: str, a: int, b: int) -> int:
-    return max(a, b) if op == "max" else min(a, b)
+def _all(operations: Sequence[Operation], steps: range) -> list[Problem]:
+    """Every problem with one plan."""
+    return [
+        Problem((Choice(op, a, b),), n)
+        for op in operations
+        for a in range(10)
+        for b in range(10)
+        for n in steps
+        if a != b
+    ]
+
+
+def _some(operations: Sequence[Operation], steps: range, plans: int) -> list[Problem]:
+    """A sample of the problems with several plans, the same one every time."""
+    rng = random.Random(plans)
+    drawn = {
+        Problem(
+            tuple(
+                Choice(rng.choice(operations), *rng.sample(range(1, 10), 2)) for _ in range(plans)
+            ),
+            rng.choice(steps),
+        ): None
+        for _ in range(SAMPLED)
+    }
+    return list(drawn)
 
 
 def _following(part: str) -> str | None:
-    step = re.fullmatch(r"(\d{1,3})\+(\d{1,3})", part)
+    step = re.fullmatch(r"(\d{1,6})\+(\d{1,3})", part)
     if step is None:
         return None
     total, left = int(step.group(1)) + 1, int(step.group(2)) - 1

@@ -1,0 +1,257 @@
+"""Tables, pictures and pages of a comparison; the committed results; runs of W&B."""
+
+import json
+import math
+import runpy
+import struct
+from pathlib import Path
+
+import pytest
+
+from lit_reason.errors import ConfigError
+from lit_reason.report.comparison import band, html_table, write_comparison
+from lit_reason.report.curves import Curve, common_rollouts, curve_of, read_curves, write_curves
+from lit_reason.report.history import Run, Series
+from lit_reason.report.provenance import config_hash
+from lit_reason.report.sweep import read_sweep, with_own
+from lit_reason.report.table import Paper, markdown, read_paper, tabulate
+from lit_reason.report.wandb_files import BLOCK, read_offline, records
+
+ROOT = Path(__file__).parents[1]
+COMPARE = ROOT / "scripts" / "compare_runs.py"
+METRIC = "val/accuracy"
+
+
+def curve(point, seed, *values, warmup=0):
+    """Measured every ten rollouts."""
+    series = Series([10.0 * i for i in range(len(values))], list(values))
+    return Curve(point, seed, warmup, {METRIC: series})
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def test_rollouts_of_a_warm_up_do_not_count():
+    own = curve("a", 0, 0.1, 0.12, 0.4, 0.8, warmup=10)
+    assert own.get(METRIC) == Series([0.0, 10.0, 20.0], [0.12, 0.4, 0.8])
+    assert own.policy_rollouts == 20
+    assert common_rollouts([own, curve("b", 0, 0.1, 0.2)]) == 10
+    assert common_rollouts([]) == 0
+
+
+def test_ends_that_a_run_only_printed_join_its_curve():
+    run = Run("r", {METRIC: Series([5.0], [0.3]), "rollout": Series([1.0, 7.0], [1.0, 7.0])}, [])
+    assert curve_of(run, METRIC, "a", 0, 0.1, 0.6).get(METRIC) == Series(
+        [0.0, 5.0, 7.0], [0.1, 0.3, 0.6]
+    )
+
+
+def test_curves_are_the_same_after_writing_and_reading(tmp_path):
+    both = [curve("a", 0, 0.1, 0.5), curve("a", 1, 0.2, 0.23046875, 1 / 3, warmup=10)]
+    both[0].series["entropy"] = Series([10.0], [0.125])
+    write_curves(both, METRIC, tmp_path / "c.csv")
+    assert read_curves(tmp_path / "c.csv") == both
+    with pytest.raises(ConfigError, match="no such file"):
+        read_curves(tmp_path / "none.csv")
+
+
+def test_a_band_ends_with_the_shortest_run():
+    places, mean, low, high = band([curve("a", 0, 0.0, 0.2), curve("a", 1, 0.2, 0.4, 0.9)], METRIC)
+    assert places == [0.0, 10.0]
+    assert mean == pytest.approx([0.1, 0.3])
+    assert low == pytest.approx([0.0, 0.2])
+    assert high == pytest.approx([0.2, 0.4])
+    assert band([], METRIC) == ([], [], [], [])
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def three_rows():
+    return [
+        *(curve("best", s, 0.1, 0.8 + s / 100) for s in range(3)),
+        *(curve("less", s, 0.1, 0.5 + s / 100, 0.9) for s in range(3)),
+        *(curve("same", s, 0.1, 0.81 + (s - 1) / 10) for s in range(3)),
+    ]
+
+
+def test_rows_are_compared_at_the_place_that_all_reach_and_with_the_paper():
+    paper = Paper("Table 1", {"best": 60, "less": 11, "same": 55}, "best")
+    table = tabulate(three_rows(), METRIC, paper=paper, failed=["same"])
+    assert table.rollouts == 10
+    best, less, same = table.rows
+    assert (best.value.mean, less.value.mean) == (pytest.approx(0.81), pytest.approx(0.51))
+    assert less.difference.mean == pytest.approx(-0.3)
+    assert [row.verdict for row in table.rows] == ["", "yes", "not shown"]
+    assert same.failed == 1
+    assert (best.reached, less.reached, same.reached) == (None, None, 10.0)
+    text = markdown(table)
+    assert "Paper: Table 1." in text
+    assert "| less | 3            | 0.510 [0.500, 0.520] | best" in text
+    assert "-0.300 [-0.300, -0.300] | -                  | 11    | -49                | yes" in text
+
+
+def test_the_opposite_direction_is_named():
+    table = tabulate(three_rows(), METRIC, paper=Paper("", {"best": 1, "less": 2}, "best"))
+    assert [row.verdict for row in table.rows] == ["", "opposite", ""]
+
+
+def test_a_ladder_compares_each_row_with_the_one_above():
+    table = tabulate(three_rows(), METRIC, paper=Paper("", {}, "previous"))
+    assert [row.against for row in table.rows] == ["", "best", "less"]
+
+
+def test_rows_without_a_finished_run_stay_in_the_table():
+    table = tabulate(three_rows(), METRIC, ["best", "none"])
+    assert math.isnan(table.rows[1].value.mean)
+    assert "| none | 0     | -  " in markdown(table)
+
+
+def test_every_papers_number_belongs_to_a_row_of_its_sweep():
+    papers = ROOT / "ablations" / "papers.json"
+    for name in json.loads(papers.read_text()):
+        points = [p.name for p in read_sweep(ROOT / "ablations" / f"{name}.yaml").points()]
+        paper = read_paper(papers, name)
+        assert list(paper.rows) == points
+        assert paper.reference in [*points, "previous"]
+    assert read_paper(papers, "none") == Paper()
+    assert read_paper(papers.with_name("none.json"), "none") == Paper()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_the_page_escapes_and_the_json_has_no_nan(tmp_path):
+    name = "<script>|&"
+    table = tabulate([curve(name, 0, 0.1, 0.5)], METRIC, [name, "none"])
+    write_comparison(table, [curve(name, 0, 0.1, 0.5)], tmp_path / "a&b", {"runs": [math.nan]})
+    page = (tmp_path / "a&b" / "comparison.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;|&amp;" in page
+    assert "<title>a&amp;b</title>" in page
+    assert "| <script>\\|&" in (tmp_path / "a&b" / "table.md").read_text()
+    written = json.loads(
+        (tmp_path / "a&b" / "results.json").read_text(), parse_constant=pytest.fail
+    )
+    assert written["runs"] == [None]
+    assert written["rows"][0]["value"]["mean"] == 0.5
+    assert html_table([["<"], [">"]]).count("&") == 2
+
+
+RESULTS = sorted(ROOT.glob("ablations/results/*/curves.csv"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
+def test_committed_tables_follow_from_the_committed_curves(path, tmp_path):
+    name = path.parent.name
+    sweep = read_sweep(ROOT / "ablations" / f"{name}.yaml")
+    paper = read_paper(ROOT / "ablations" / "papers.json", name)
+    rows = [p.name for p in sweep.points()]
+    table = tabulate(read_curves(path), sweep.metric, rows, paper)
+    assert markdown(table) + "\n" == (path.parent / "table.md").read_text()
+
+
+def test_the_hash_of_a_configuration_leaves_out_the_seed(tmp_path):
+    for name, seed, lr in (("a", 1, 3), ("b", 2, 3), ("c", 1, 4)):
+        (tmp_path / name).write_text(f"seed_everything: {seed}\nlr: {lr}\nrun_dir: {name}\n")
+    a, b, c = (config_hash(tmp_path / name) for name in "abc")
+    assert a == b != c
+    assert len(a) == 12
+    assert config_hash(tmp_path / "none") == ""
+
+
+def test_what_an_algorithm_has_of_its_own_at_a_scale_follows_the_overlay(tmp_path):
+    (tmp_path / "small.vapo.yaml").touch()
+    overlay = str(tmp_path / "small.yaml")
+    assert with_own([overlay, "b.yaml"], ["vapo"]) == [
+        overlay,
+        f"{overlay[:-5]}.vapo.yaml",
+        "b.yaml",
+    ]
+    assert with_own([overlay], ["dapo"]) == [overlay]
+
+
+# --- any runs -------------------------------------------------------------------------------------
+
+
+def write_run(folder, *values):
+    folder.mkdir(parents=True)
+    rows = [f"{i + 1}.0,\n,{value}\n" for i, value in enumerate(values)]
+    (folder / "metrics.csv").write_text("rollout,val/accuracy\n" + "".join(rows))
+    return folder
+
+
+def offline_run(folder, *rows):
+    """What W&B writes: records of protocol buffers in a LevelDB log."""
+    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    folder.mkdir(parents=True)
+    content = []
+    for row in rows:
+        record = messages.Record()
+        for key, value in row.items():
+            item = record.history.item.add()
+            item.nested_key.append(key)
+            item.value_json = json.dumps(value)
+        content.append(record.SerializeToString())
+    (folder / "run-x.wandb").write_bytes(log_of(content))
+    return folder
+
+
+def log_of(content):
+    data = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
+    for text in content:
+        first = True
+        while first or text:
+            room = BLOCK - len(data) % BLOCK
+            if room < 7:
+                data += bytes(room)
+                continue
+            piece, text = text[: room - 7], text[room - 7 :]
+            kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}
+            data += struct.pack("<IHB", 0, len(piece), kind[first, not text]) + piece
+            first = False
+    return bytes(data)
+
+
+def test_records_may_span_blocks_and_end_in_the_middle():
+    content = [b"a" * 10, b"b" * 70_000, b"c" * (BLOCK - 7 - 24), b"d" * 100]
+    data = log_of(content)
+    assert list(records(data)) == content
+    assert list(records(data[:-1])) == content[:-1]
+    assert list(records(data[:7])) == []
+
+
+def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
+    write_run(tmp_path / "many" / "seed_0", 0.2, 0.4)
+    write_run(tmp_path / "many" / "seed_1", 0.2, 0.6)
+    rows = [{"rollout": 1.0}, {METRIC: 0.25}, {"rollout": 2.0}, {METRIC: 0.75}]
+    offline = offline_run(tmp_path / "wandb" / "offline-run-1-x", *rows)
+    main = runpy.run_path(str(COMPARE))["main"]
+    out = tmp_path / "out"
+    main([str(tmp_path / "many"), f"w&b={offline}", "--out", str(out)])
+    text = capsys.readouterr().out
+    assert "| many | 2     | 0.500 [0.400, 0.600]" in text
+    assert "| w&b  | 1     | 0.750                | many    | +0.350            | 2  " in text
+    assert {p.name for p in out.iterdir()} >= {"table.md", "comparison.png", "comparison.html"}
+    main([f"again={out / 'curves.csv'}#many", "--out", str(tmp_path / "again")])
+    assert "| again | 2     | 0.500 [0.400, 0.600]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([f"{out / 'curves.csv'}#none"])
+    assert "#none: no such row; it has many, w&b" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "out")])
+    assert "holds neither a run nor an offline run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(offline), "--metric", "val/none", "--out", str(out)])
+    assert "--metric val/none" in capsys.readouterr().err
+
+
+def test_what_is_no_offline_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run-"):
+        read_offline(tmp_path)
+    (tmp_path / "run-a.wandb").write_bytes(b"text")
+    with pytest.raises(ConfigError, match="not a file of W&B"):
+        read_offline(tmp_path)
+    (tmp_path / "run-a.wandb").write_bytes(log_of([]))
+    with pytest.raises(ConfigError, match="no metrics yet"):
+        read_offline(tmp_path)
