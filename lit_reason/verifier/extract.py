@@ -36,7 +36,8 @@ def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -
       another answer.
     * `answer`: the rest of the last line with `Answer:` in it, in any case, without `**`, or the
       formula in `$$ $$` or `\[ \]` that begins there.
-    * `gsm8k`: the same behind `####`, without the unit of a number. What follows a later `Question:` is another problem, which the model put to itself.
+    * `gsm8k`: the same behind `####`, without the unit of a number. What follows a later
+      `Question:` is another problem, which the model put to itself.
     * `think_answer`: what stands in the last `<answer>…</answer>`.
 
     Args:
