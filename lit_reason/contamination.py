@@ -13,36 +13,45 @@ from lit_reason.tasks import Task
 
 Encoded = list[tuple[Prompt, list[int]]]
 
-# typographic variants of quotes, minus and multiplication
-_SAME = str.maketrans(dict(zip("\u2018\u2019\u201c\u201d\u2212\u2013", "''\"\"--", strict=True)))
+_SAME = str.maketrans(
+    {
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2043\u2212", "-"),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u00b4`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+    }
+)
+_TYPED_DASH = re.compile(r"(?<=[^\W\d_]{2})(\s?)-{2,3}(?=\s?[^\W\d_]{2})")
+_TYPED_QUOTES = re.compile(r"``([^`']*)''")
 _SPACING = re.compile(r"\\[,;:!> ]|\\(?:quad|qquad|left|right|displaystyle)(?![a-zA-Z])|[~$]")
 _THIN = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 # inside brackets a comma may separate arguments
 _GROUPED = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,)\]}])")
 # a point before a digit, and what stands between digits, is part of a number, a ratio or a list
 _PUNCTUATION = re.compile(r"(?<=\w)(?<!\d)\.|(?<!\w)\.(?!\d)|(?<!\d)[,:;]|(?<=\d)[.,:;](?!\s*\d)")
-_COMMAND_OR_WORD = re.compile(r"\\[a-zA-Z]+|[^\W\d_]{2,}|\b[AI]\b")
 _RAISED = {"<super>": "^", "<sub>": "_"}
 
 
 def normalise(text: str) -> str:
     r"""A spelling in which copies of a problem are equal.
 
-    The case of words, white space, punctuation, typographic variants and LaTeX's spacing are
-    dropped; digits, letters and mathematical signs stay, and so does what makes two numbers of a
-    row of digits.
+    Case, white space, punctuation, typographic variants and LaTeX's spacing are dropped; digits,
+    letters and mathematical signs stay, and so does what makes two numbers of a row of digits.
+    Problems that differ in the case of a variable alone count as copies: that costs a training
+    problem, and the case of the rest may have changed with it.
 
     Example:
         >>> normalise("What is $1\\,+\\,1$ ?") == normalise("what is 1+1")
         True
         >>> normalise("What is 1+1?") == normalise("What is 1-1?")
         False
+        >>> normalise("A TRUCK\u2019S LOAD \u2014 OF R") == normalise("A truck's load -- of r")
+        True
         >>> normalise("3\u00b2") == normalise("32"), normalise("1 2 3") == normalise("12 3")
         (False, False)
     """
+    text = _TYPED_QUOTES.sub(r'"\1"', _TYPED_DASH.sub(r"\1-", text.casefold()))
     text = "".join(map(_marked, _SPACING.sub(" ", _THIN.sub("", text))))
-    text = unicodedata.normalize("NFKC", text).translate(_SAME)
-    text = _COMMAND_OR_WORD.sub(_without_case, text)
+    text = unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME).casefold()
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
     text = re.sub(r"(?<=\d)\s+(?=\d)", "_", _PUNCTUATION.sub("", text).strip())
@@ -52,10 +61,6 @@ def normalise(text: str) -> str:
 def _marked(character: str) -> str:
     """A raised or lowered character with a sign before it, which its plain form would lose."""
     return _RAISED.get(unicodedata.decomposition(character).split(" ")[0], "") + character
-
-
-def _without_case(match: re.Match[str]) -> str:
-    return match[0] if match[0].startswith("\\") else match[0].casefold()
 
 
 def without_overlap(

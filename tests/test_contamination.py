@@ -1,6 +1,7 @@
 """Training problems that are held out too are found, reported and left out."""
 
 import json
+import re
 
 import pytest
 
@@ -50,6 +51,10 @@ def clean(task, val_task, remove=True):
         ("A train, at 3:15.", "a train at 3:15"),
         ("x\u00b2", "x^2"),
         ("LET x be .5", "let x be .5."),
+        ("LET X BE IN $\\FRAC{A}{B}$", "Let x be in $\\frac{a}{b}$"),
+        ("one\u2014two \u2013 three\u2010four", "one-two - three-four"),
+        ("one---two -- three", "one-two - three"),
+        ("``Why\u2032s \u201ethat\u201c?''", "\"why's 'that'?\"".replace("'that'", '"that"')),
     ],
 )
 def test_copies_of_a_problem_are_equal(one, other):
@@ -75,8 +80,8 @@ def test_copies_of_a_problem_are_equal(one, other):
         ("(1;2)", "(12)"),
         ("f(1,234)", "f(1234)"),
         ("f(x, 1,234)", "f(x, 1234)"),
-        ("R/r", "r/R"),
-        ("\\Delta", "\\delta"),
+        ("5--3", "5-3"),
+        ("f''(x)", "f(x)"),
     ],
 )
 def test_different_problems_stay_different(one, other):
@@ -89,6 +94,12 @@ def test_overlap_is_left_out_and_its_share_is_logged(caplog):
         assert clean(train, held_out) == [1, 3]
     assert "2 of 4 problems of data.val_task (50.0%) are also in data.task" in caplog.text
     assert "2 of 4 training problems (50.0%) are left out" in caplog.text
+
+
+def test_held_out_problems_are_counted_as_often_as_they_are_there(caplog):
+    with caplog.at_level("INFO"):
+        assert clean(Texts("1+1?", "2+2?"), Texts("1+1?", "1 + 1?", "9?")) == [1]
+    assert "2 of 3 problems of data.val_task (66.7%)" in caplog.text
 
 
 def test_without_removal_it_is_a_warning():
@@ -140,6 +151,26 @@ def test_every_leaked_test_problem_of_gsm8k_is_caught(caplog):
     with caplog.at_level("INFO"):
         assert len(clean(train, held_out)) == 8792 - 1319
     assert "1319 of 1319 problems" in caplog.text
+
+
+def _long_dashes(text):
+    return re.sub("(?<!-)-(?!-)", "\u2014", text)
+
+
+class Respelled(Texts):
+    def __init__(self, task, change):
+        super().__init__(*(change(task.question(task[i])) for i in range(len(task))))
+
+
+@pytest.mark.parametrize("name", ["gsm8k_test.jsonl", "math500.json", "amc23.jsonl"])
+def test_copies_in_another_case_or_with_other_dashes_are_caught(name):
+    """And no two problems of a published set are taken for one."""
+    task = MathProblems(shared(name))
+    for change in (str.upper, str.lower, str.title, _long_dashes):
+        copies = Respelled(task, change)
+        with pytest.raises(ConfigError, match=f"{len(task)} of {len(task)} there"):
+            clean(copies, task)
+    assert len({normalise(task.question(task[i])) for i in range(len(task))}) == len(task)
 
 
 def test_a_run_looks_for_overlap_at_set_up(capsys):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -231,6 +232,31 @@ def test_a_solution_that_states_no_answer_is_no_gold(tmp_path):
     write(tmp_path / "p.jsonl", rows)
     with pytest.warns(ConfigWarning, match="1 of 2"):
         assert pairs(MathProblems(path)) == [("q", "7")]
+
+
+@pytest.mark.parametrize("column", ["answer", "ground_truth"])
+def test_prose_is_no_gold_in_a_column_of_answers_either(tmp_path, column):
+    prose = ["Half of 90 is 45.\nSo the total is 205.", "Half of 90 is 45, so the total is 205."]
+    stated = {
+        "She sells 16 - 3 eggs a day.\nA: 1,318": "1318",
+        "She sells 16 - 3 eggs a day.\nThe answer is $x+1$.": "$x+1$",
+        "Then 20*4 = 80.\nA: 80": "80",
+        "Ann: red\nBob: blue": "Ann: red\nBob: blue",
+        "x is any real number except 2": "x is any real number except 2",
+        "\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}": "\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}",
+    }
+    rows = [{"question": f"q{i}", column: text} for i, text in enumerate([*prose, *stated])]
+    path = write(tmp_path / "p.jsonl", rows)
+    with pytest.warns(ConfigWarning, match=r"2 of 8 .*states no answer behind #### or in \\boxed"):
+        task = MathProblems(path)
+    assert [p.answer for p in task.problems] == list(stated.values())
+
+
+def test_published_solutions_that_end_with_a_line_for_the_answer_are_read():
+    task = MathProblems(shared("gsm8k_model_solutions.jsonl"))
+    assert len(task) == 660
+    assert task[0].answer == "18"
+    assert all(re.fullmatch(r"-?[\d.]+", problem.answer) for problem in task.problems)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,72 @@ EQUAL = [
     ("1234", r"1,234\%"),
     ("1234 dollars", "1,234 dollars"),
     ("100, 200", "200, 100"),
+    ("0.00003", "3/100000"),
+    ("1/30000", "0.0000333333"),
+    # decimals with a period
+    (r"\frac13", r"0.\overline{3}"),
+    (r"\frac13", r"x = 0.\bar3"),
+    (r"\frac13", r"0.\dot{3}"),
+    (r"\frac13", "0.(3)"),
+    (r"\frac13", "0.3\u0305"),
+    (r"\frac13", r"0.333\ldots"),
+    (r"0.\overline{3}", r"\frac{2}{6}"),
+    (r"\frac{4}{11}", r"0.\overline{36}"),
+    ("4/11", r"0.\dot{3}\dot{6}"),
+    ("5/3", r"1.\overline{6}"),
+    ("1/6", r"0.1\overline{6}"),
+    ("-1/3", r"-0.\overline{3}"),
+    (r"\frac{1}{3}+\pi", r"0.\overline{3}+\pi"),
+    # numbers with units; what is algebra stays it
+    ("3/4", "3/4 cup"),
+    ("3/4", r"\frac34\text{ cup}"),
+    ("1/3", "1/3 of the cake"),
+    ("1/3", "0.333333 cups"),
+    ("4.5", "4 1/2 hours"),
+    ("4.5", r"4\frac12 hours"),
+    ("18 dollars", "18"),
+    ("18", "x = 18 dollars"),
+    ("15", "12 eggs + 3 eggs = 15 eggs"),
+    ("-3", "\u22123\u00b0C"),
+    ("18\\%", "18 percent"),
+    ("18 x", "18x"),
+    (r"3 \pi", r"3\pi"),
+    ("5i", "5 i"),
+    (r"6\pi", r"6\pi square inches"),
+    (r"2\sqrt{3}", r"\sqrt{12}\text{ units}"),
+    # an estimate behind an exact value
+    (r"2\pi", r"2\pi \approx 6.28"),
+    ("10", r"x \approx 10"),
+    # ranges
+    (r"(-\infty,-2)\cup(2,\infty)", r"x<-2 \text{ or } x>2"),
+    ("1<x<2", r"x>1 \text{ and } x<2"),
+    ("1<x<2", "2>x>1"),
+    ("(0,1)", r"\{x: 0<x<1\}"),
+    ("(0,1)", r"\{x \in \mathbb{R} \mid 0<x<1\}"),
+    # no solution
+    (r"\varnothing", r"\emptyset"),
+    (r"\text{no solution}", r"\varnothing"),
+    (r"\emptyset", "No solutions"),
+    ("\u2205", r"\{\}"),
+    # characters
+    ("1/2", "\u00bd"),
+    ("3/2", "1\u00bd"),
+    ("5", "\uff15"),
+    ("42", "\u0664\u0662"),
+    ("x^{12}", "x\u00b9\u00b2"),
+    ("1,2", "1\uff0c2"),
+    ("1,2", r"1\text{, }2"),
+    ("7", "**7**"),
+    ("5", r"\text{5 apples}"),
+    ("A", "Option A"),
+    ("1000", "1 000"),
+    ("1000", "1\u2009000"),
+    ("1000000", "1 000 000"),
+    # values with names
+    ("a=1,b=2", "b=2, a=1"),
+    ("a=1,b=2", "1,2"),
+    ("x=1 or x=2", "2,1"),
+    ("xy", "yx"),
 ]
 DIFFERENT = [
     ("1/3", "0.33"),
@@ -159,7 +225,95 @@ DIFFERENT = [
     ("12:30", "12/30"),
     ("12:30", "0.4"),
     ("12:30 am", "12:30 pm"),
+    ("0.0000120", "0.0000121"),
+    (r"\sqrt{-1-x^2}", r"\sqrt{-2-x^2}"),  # nowhere real
+    # decimals with a period, and with what the engine would cut
+    ("0", r"0.\overline{3}"),
+    ("0", "0.(3)"),
+    ("2", r"2.\overline{7}"),
+    ("0.3", r"0.\overline{3}"),
+    (r"0.\overline{3}", r"0.\overline{6}"),
+    (r"0.\overline{36}", r"0.\overline{63}"),
+    ("0", r"0.\hat{3}"),
+    ("0", "0.{3}"),
+    ("2", "2.x"),
+    # no units
+    ("18", "18 x"),
+    ("18", "18 xy"),
+    ("18", r"18 \pi"),
+    ("18", "18 i"),
+    ("18", "18 thousand"),
+    ("18", "18 squared"),
+    ("18 x", "18"),
+    ("18 x", "18 apples"),
+    ("2", "2 and a half"),
+    ("18 dollars", "19 dollars"),
+    # ranges and bounds
+    ("10", "> 10"),
+    ("10", r"\ne 10"),
+    ("10", "10 <"),
+    ("10", "10+"),
+    ("7", "\u22657"),
+    ("3", r"\le 3"),
+    ("10", r"10 \text{ or more}"),
+    ("10", "at least 10"),
+    (r"2\pi", r"\le 2\pi"),
+    ("1<x<2", r"x>1 \text{ or } x<2"),
+    ("1<x<2", r"1<x\le 2"),
+    ("x<-2 or x>2", "y<-2 or y>2"),
+    ("0", r"\emptyset"),
+    ("1000", "1 00"),
+    # order counts in names
+    ("a=1,b=2", "2,1"),
+    ("a=1,b=2", "b=1,a=2"),
+    ("ABC", "ACB"),
+    ("ABCDE", "ABCED"),
+    ("A", "Option B"),
 ]
+# what stands between two numbers
+HEDGES = [
+    *(
+        "\uff0c",
+        "\u3001",
+        "\uff1b",
+        "\u548c",
+        "\u6216",
+        "\u3068",
+        "\u2192",
+        "\u21d2",
+        "\u222a",
+        "\u2248",
+    ),
+    *(
+        "&",
+        r"\&",
+        "?",
+        ";",
+        "|",
+        "`",
+        "//",
+        "...",
+        "->",
+        "=>",
+        "+/-",
+        "\u00b1",
+        "$ $",
+        r"\to ",
+        r"\cup ",
+    ),
+    *(r"\approx ", r"\Rightarrow ", r"\mid ", r"\text{, }", " or ", " and ", " to ", " but not "),
+    *(r"\text{ to }", " hours ", r" \text{ hours } ", " eggs or ", " eggs, not ", " dollars and "),
+]
+HEDGED = [f"7{hedge}9" for hedge in HEDGES] + [f"9{hedge}7" for hedge in HEDGES]
+HEDGED += ["$7$ $9$", "7 hours 30 minutes", "7 or 8 or 9", "the answer isn't 7 but 9", "not 7"]
+# fmt: off
+UNITS = (
+    "dollars", "eggs", "people", "points", "cookies", "games", "euros", "apples", "students",
+    "miles", "m^2", "m/s", "km/h", "cm", "miles per hour", "hours a day", "years old",
+    "square feet", "Eggs.", "eggs (total)", r"\text{ m}", r"\,\mathrm{cm}^2", "m³",
+    "nuts and bolts",
+)
+# fmt: on
 
 
 def test_equal_and_different_answers_in_this_process_and_in_the_workers(verifier):
@@ -169,6 +323,24 @@ def test_equal_and_different_answers_in_this_process_and_in_the_workers(verifier
         for _ in range(2):
             there = verifier.equal(pairs)
             assert [p for p, v in zip(pairs, there, strict=True) if v is not expected] == []
+
+
+def test_an_answer_that_offers_several_values_is_wrong(verifier):
+    for mode, form in (("boxed", r"\boxed{%s}"), ("answer", "Answer: %s"), ("gsm8k", "#### %s")):
+        verdicts = judged(verifier, mode, ["7"] * len(HEDGED), [form % text for text in HEDGED])
+        assert [t for t, v in zip(HEDGED, verdicts, strict=True) if v.status != "wrong"] == []
+
+
+@pytest.mark.parametrize("mode", FORMATS)
+def test_units_behind_a_number_do_not_count_in_any_format(mode):
+    """And cost no worker."""
+    verifier = Verifier(mode)
+    for number, expected in (("18", True), ("19", False)):
+        texts = [verifier.state(f"{number} {unit}") for unit in UNITS]
+        verdicts = verifier(["18"] * len(texts), texts)
+        assert [t for t, v in zip(texts, verdicts, strict=True) if v.correct is not expected] == []
+    assert verifier(["0.5"], [verifier.state("1/2 cup")])[0].correct
+    assert verifier.pool.members == []
 
 
 # --- extraction -----------------------------------------------------------------------------------
@@ -200,12 +372,21 @@ def test_a_stated_answer_is_found(mode):
         ("answer", "Answer: 9\nno:\nAnswer:\n\n14", "14"),
         ("answer", "**Answer:** 58.", "58."),
         ("answer", "Answer: **", None),
+        ("answer", "Answer: 17\nAnswer: $$\n18\n$$\nDone.", "$$\n18\n$$"),
+        ("answer", "Answer: \\[ x =\n18 \\]", "\\[ x =\n18 \\]"),
+        ("answer", "Answer: $$18\n", "$$18"),
+        ("answer", "Answer: 5\nAnswer: $$\n$$", "5"),
+        ("answer", "**Answer\uff1a** 18", "18"),
         ("answer", "Answer: 5\nAnswer: **", "5"),
         ("answer", r"Answer: $\boxed{}$", None),
         ("gsm8k", "#### 5\n#### **", "5"),
         ("gsm8k", "#### Step 1\n18 of 20\n#### 18", "18"),
         ("gsm8k", "#### 18\n\nQuestion: next one\n#### 7", "18"),
         ("gsm8k", "#### 18\n####", "18"),
+        ("gsm8k", "#### 18\nProblem: next one\n#### 7", "18"),
+        ("gsm8k", "#### 18\nQ: next one\n#### 7", "18"),
+        ("gsm8k", "#### 18 eggs or 19", "18 eggs or 19"),
+        ("gsm8k", "#### $$\n18\n$$", "$$ 18 $$"),
         ("gsm8k", "#### -  $ 1,250 dollars", "- $ 1,250"),
         ("gsm8k", "#### 12 + 3 = 15", "12 + 3 = 15"),
         ("think_answer", "<answer>1</answer> no <answer> 2\n</answer>", "2"),
@@ -244,6 +425,12 @@ HUGE = [
     "\\boxed{}" * 120_000,
     "\\boxed{" * 60_000 + "}" * 60_000,
     "answer: **\n" * 90_000,
+    "answer: $$\n" * 90_000,
+    "answer: \\[" + " " * 1_000_000,
+    "#### \\[" * 130_000,
+    "answer: 0." + "3" * 4000,
+    "answer: 1" + " egg" * 1000 + "!",
+    "answer: " + "x<1 and " * 500,
     "#### 1\n" + "Question" * 100_000 + " \t" * 100_000,
 ]
 

@@ -14,6 +14,12 @@ from lit_reason.verifier.spelling import ungrouped
 _WORKED = {"solution", "solutions", "rationale", "explanation", "reasoning"}
 _TEXT = re.compile(r"\\[a-zA-Z]+|\{[^{}]*\}|\$[^$]*\$")
 _WORD = re.compile(r"[^\W\d_]{2,}")
+# the last line of a worked solution
+_FINAL = re.compile(
+    r"(?:(?:A|(?:final )?answer)\s*[:\uff1a]|(?:so |thus |hence )?,? ?the (?:final )?answer is:?)"
+    r"\s*(\S.*)",
+    re.IGNORECASE,
+)
 _EXACT = 2**53  # from here on a float64 stands for several integers
 
 
@@ -31,10 +37,10 @@ def gold_of(value: Any, worked: bool = False) -> str:
     r"""The gold answer of a cell.
 
     Args:
-        value: A value, or a worked solution: what stands behind its last `####`, or in its last
-            `\boxed{}`.
-        worked: The cell is from a column of worked solutions: prose that states its answer in
-            neither way is none.
+        value: A value, or a worked solution: what stands behind its last `####`, in its last
+            `\boxed{}`, or on a last line that begins with `A:`, `Answer:` or "The answer is".
+            Prose that states its answer in none of these ways is none.
+        worked: The cell is from a column of worked solutions: three words are prose there.
 
     Raises:
         RowError: The answer is not known exactly, or not at all.
@@ -44,6 +50,8 @@ def gold_of(value: Any, worked: bool = False) -> str:
         ('1450', '(3, 4)', '27')
         >>> gold_of(r"It is \boxed{\frac{1}{2}}.", worked=True), gold_of("$7$", worked=True)
         ('\\frac{1}{2}', '$7$')
+        >>> gold_of("She eats 2 eggs a day.\nA: 18 eggs")
+        '18 eggs'
     """
     _check_exact(value)
     text = as_text(value).strip()
@@ -52,15 +60,32 @@ def gold_of(value: Any, worked: bool = False) -> str:
         text = text.rsplit("####", 1)[1].strip()
         text = ungrouped(text)
     boxed = last_box(text)
-    if worked and not marked and boxed is None and _is_prose(text):
-        raise RowError("the solution states no answer behind #### or in \\boxed{}", text)
+    if not marked and boxed is None:
+        text = _without_working(text, worked)
     text = text if boxed is None else boxed
     return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
 
 
-def _is_prose(text: str) -> bool:
-    """Three words outside of formulas, or a second line."""
-    return "\n" in text or len(_WORD.findall(_TEXT.sub(" ", text))) >= 3
+def _is_prose(text: str, worked: bool) -> bool:
+    """Sentences; in a column of worked solutions three words outside of formulas, or two lines."""
+    lines = [len(_WORD.findall(_TEXT.sub(" ", line))) for line in text.splitlines()]
+    if worked and (len(lines) > 1 or sum(lines) >= 3):
+        return True
+    sentences = len(lines) > 1 or text.endswith(".") or sum(lines) >= 8
+    return sentences and max(lines, default=0) >= 4
+
+
+def _without_working(text: str, worked: bool) -> str:
+    """What the last line of a worked solution states; another text as it is."""
+    before, _, last = text.rpartition("\n")
+    match = _FINAL.fullmatch(last.strip())
+    stated = match[1].strip().rstrip(".") if match else ""
+    is_prose = _is_prose(text, worked)
+    if stated and (is_prose or "=" in before) and not _is_prose(stated, worked):
+        return ungrouped(stated)
+    if is_prose:
+        raise RowError("the solution states no answer behind #### or in \\boxed{}", text)
+    return text
 
 
 def _check_exact(value: Any) -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from lit_reason.errors import ConfigError
-from lit_reason.verifier.spelling import bare, plain, quick, ungrouped
+from lit_reason.verifier.spelling import comparable, plain, quick, ungrouped
 
 WARM_UP = (  # the parser learns each shape once, in a tenth of a second
     (r"\frac{1}{2}\pi", r"2\sqrt{3}"),
@@ -48,7 +48,7 @@ def equivalent(gold: str, stated: str) -> bool:
     decided = quick(gold, stated)
     if decided is not None:
         return decided
-    gold, stated = ungrouped(bare(gold)), ungrouped(bare(stated))
+    gold, stated = map(ungrouped, comparable(gold, stated))
     spelled = plain(gold), plain(stated)
     if all(_BASED.fullmatch(s) for s in spelled):
         return False  # numbers in another base, which the parser would take for subscripts

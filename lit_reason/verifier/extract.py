@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from lit_reason.verifier.units import number_before_unit
+
 AnswerFormat = Literal["boxed", "answer", "gsm8k", "think_answer"]
 
 MARKERS: dict[str, str] = {"answer": "Answer:", "gsm8k": "####"}
@@ -17,10 +19,13 @@ _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox)(?:\s*(\{)|\s+([-+]?\d[\d.,/]*))|\\\\(?!boxed|fbox)|\\[{}]|[{}]"
 )
 _EMPTY = re.compile(r"(?:\\(?:boxed|fbox|text|[,;:!\[\]() ])|[\s{}$*~])*")
+_INK = re.compile(r"\S")
 _LONGEST_EMPTY = 60  # characters
-_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_ANSWER = re.compile(r"answer\s*[:\uff1a]\s*(?=[^\s])", re.IGNORECASE)
+_DISPLAYS = {"$$": "$$", r"\[": r"\]"}
+_LONGEST_DISPLAY = 4096  # characters
 _NEXT_QUESTION = re.compile(r"^[ \t]*(?:Question|Problem|Q)[ \t]*:", re.MULTILINE)
-_NUMBER_AND_WORDS = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)(?: [^\W\d_].*)?\.?$")
+_NUMBER = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)\.?$")
 
 
 def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -> str | None:
@@ -29,9 +34,10 @@ def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -
     * `boxed`: what stands in the last `\boxed{}`; `\boxed 6` counts, an empty box does not. A last
       box that is never closed takes back those before it: the response was cut while stating
       another answer.
-    * `answer`: the rest of the last line with `Answer:` in it, in any case, without `**`.
-    * `gsm8k`: the rest of the last line with `####` in it, without words behind the number. What
-      follows a later `Question:` is another problem, which the model put to itself.
+    * `answer`: the rest of the last line with `Answer:` in it, in any case, without `**`, or the
+      formula in `$$ $$` or `\[ \]` that begins there.
+    * `gsm8k`: the same behind `####`, without the unit of a number. What follows a later
+      `Question:` is another problem, which the model put to itself.
     * `think_answer`: what stands in the last `<answer>…</answer>`.
 
     Args:
@@ -59,7 +65,7 @@ def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -
         return _undecorated(_line_behind(text, marker))
     found = None
     for match in _ANSWER.finditer(text):
-        found = _undecorated(match.group(1)) or found
+        found = _undecorated(_line(text, match.end(), len(text))) or found
     return found
 
 
@@ -149,19 +155,31 @@ def _number_behind(text: str, marker: str) -> str | None:
     if stated is None:
         return None
     stated = " ".join(stated.split())
-    number = _NUMBER_AND_WORDS.match(stated)
-    return number.group(1) if number else stated
+    number = _NUMBER.match(stated)
+    return number.group(1) if number else number_before_unit(stated) or stated
 
 
 def _line_behind(text: str, marker: str) -> str | None:
     """The line behind the last `marker` that has anything behind it."""
     end = len(text)
     while (start := text.rfind(marker, 0, end)) >= 0:
-        line = text[start + len(marker) : end].lstrip().split("\n", 1)[0]
+        behind = _INK.search(text, start + len(marker), end)
+        line = _line(text, behind.start(), end) if behind else ""
         if line and not is_empty(line):
             return line
         end = start
     return None
+
+
+def _line(text: str, start: int, end: int) -> str:
+    """The rest of a line, or the formula set apart that begins there."""
+    closing = _DISPLAYS.get(text[start : start + 2])
+    if closing is not None:
+        closed = text.find(closing, start + 2, min(end, start + _LONGEST_DISPLAY))
+        if closed > 0 and not is_empty(text[start:closed]):
+            return text[start : closed + 2]
+    stop = text.find("\n", start, end)
+    return text[start : end if stop < 0 else stop]
 
 
 def _undecorated(line: str | None) -> str | None:

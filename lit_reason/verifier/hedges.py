@@ -10,12 +10,34 @@ from fractions import Fraction
 from itertools import pairwise
 from math import gcd
 
-from lit_reason.verifier.words import unset
+from lit_reason.verifier.words import spaced, unset
 
 _SEVERAL = re.compile(r"[,;]|\\\\|\\\{|\\pm|\\cup|\\lor|\\land|\b(?:or|and)\b")
 _GROUPING = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
 _CONNECTIVE = re.compile(r"\b(?:or|and)\b")
 _SET_CONNECTIVE = re.compile(r"[^\s]\s*\\text\{ *(?:or|and) *\}\s*[^\s]")
+# what stands between two numbers and is no arithmetic
+_SEPARATED = re.compile(
+    r"\d[\s$]*(?:[;?&`@#|$]|//|\.\.+|<?->|=>|\\[&#]"
+    r"|\\(?:to|[a-zA-Z]*arrow|implies|iff|cup|vee|lor|mid)(?![a-zA-Z])"
+    r"|[^\x00-\x7f\u0370-\u03ff\u221a-\u221c]+)[\s$]*\d"
+)
+# a decimal point with something else than digits behind it, from which the engine cuts
+_CUT = re.compile(r"\d\.(?:\{|\\(?!text|[lc]?dots)[a-zA-Z]|[a-zA-Z])")
+_RELATION = r"[<>]=?|!=|\\not ?[=<>]|\\(?:n?[lg]eq?q?(?:slant)?|lt|gt|ll|gg|neq?)(?![a-zA-Z])"
+_BEGINS_OPEN = re.compile(_RELATION)
+_ENDS_OPEN = re.compile(rf"(?:\+|{_RELATION})$")
+_BOUND = re.compile(
+    r"\b(?:or (?:more|less|fewer|greater|higher|above|below)|(?:at least|at most|than) \$?\d"
+    r"|and (?:an?|one) (?:half|third|quarter)|not|\w+n't)\b",
+    re.IGNORECASE,
+)
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_OPERATIONS = {
+    *("sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi"),
+    *("gcd", "lcm", "max", "min", "mod", "choose", "times", "plus", "minus"),
+}
 _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])\s*([ap]\.?m\.?)?", re.IGNORECASE)
 
 
@@ -28,13 +50,46 @@ def offers_several(gold: str, stated: str) -> bool:
         >>> offers_several("5,6", r"5\text{ or }6"), offers_several("5", r"5\text{ nuts and bolts}")
         (False, False)
     """
-    if _SEVERAL.search(_GROUPING.sub("", unset(gold))):
+    one = unset(gold)
+    if _SEVERAL.search(_GROUPING.sub("", one)) or _SEPARATED.search(one):
         return False
-    if r"\\" in stated and r"\begin" not in stated:
+    if (r"\\" in stated and r"\begin" not in stated) or _SEPARATED.search(unset(stated)):
         return True
     digits = [match.start() for match in re.finditer(r"\d", stated)]
     between = unset(stated[digits[0] : digits[-1]]) if digits else ""
     return bool(_CONNECTIVE.search(between) or _SET_CONNECTIVE.search(stated))
+
+
+def leaves_open(gold: str, stated: str) -> bool:
+    r"""Whether `stated`, and not `gold`, is a side of a relation or a decimal the engine would cut.
+
+    Example:
+        >>> leaves_open("10", "> 10"), leaves_open("10", r"\ne 10"), leaves_open("> 10", ">10")
+        (True, True, False)
+        >>> leaves_open("2", r"2.\hat{7}"), leaves_open("2.7", "2.7")
+        (True, False)
+    """
+    return any(is_open(stated) and not is_open(gold) for is_open in (_is_relation, _CUT.search))
+
+
+def _is_relation(text: str) -> bool:
+    return bool(_BEGINS_OPEN.match(text) or _ENDS_OPEN.search(text))
+
+
+def is_no_single_number(stated: str) -> bool:
+    r"""Whether `stated`, where one number is asked for, bounds or denies it or goes on to another.
+
+    Example:
+        >>> is_no_single_number("5 hours 30 minutes"), is_no_single_number("12 + 3 eggs = 15 eggs")
+        (True, False)
+        >>> is_no_single_number("10 or more"), is_no_single_number("it isn't 5")
+        (True, True)
+    """
+    text = spaced(stated)
+    result = _COMMAND.sub(" ", text.rpartition("=")[2])
+    digits = [match.start() for match in re.finditer(r"\d", result)]
+    words = _WORD.findall(result[digits[0] : digits[-1]]) if digits else []
+    return bool(_BOUND.search(text)) or any(w.lower() not in _OPERATIONS for w in words)
 
 
 def contradicts_itself(values: list[Fraction | None]) -> bool:

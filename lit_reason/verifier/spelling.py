@@ -8,27 +8,20 @@ from math import isfinite
 from typing import Any
 
 from lit_reason.verifier.extract import last_box
-from lit_reason.verifier.hedges import contradicts_itself, offers_several, same_time
-from lit_reason.verifier.words import same_choice, set_as_words, unset, without_case
+from lit_reason.verifier.hedges import (
+    contradicts_itself,
+    is_no_single_number,
+    leaves_open,
+    offers_several,
+    same_time,
+)
+from lit_reason.verifier.rewritten import by_name, inequality
+from lit_reason.verifier.symbols import exact, in_ascii, is_no_solution, without_markup
+from lit_reason.verifier.units import number_before_unit
+from lit_reason.verifier.words import other_name, same_choice, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
 
-_SIGNS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-",
-        "\N{EN DASH}": "-",
-        "\N{INFINITY}": r"\infty ",
-        "\N{GREEK SMALL LETTER PI}": r"\pi ",
-        "\N{MULTIPLICATION SIGN}": r"\times ",
-        "\N{DOT OPERATOR}": r"\cdot ",
-        "\N{DIVISION SIGN}": "/",
-        "\N{LESS-THAN OR EQUAL TO}": r"\le ",
-        "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
-        "\N{DEGREE SIGN}": r"^\circ",
-        "\N{SUPERSCRIPT TWO}": "^2",
-        "\N{SUPERSCRIPT THREE}": "^3",
-    }
-)
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
@@ -36,8 +29,14 @@ _FRACTION = re.compile(
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _LISTED = re.compile(r",\s")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_EQUALITY = re.compile(r"=|\\(?:approx|simeq|doteq)(?![a-zA-Z])")
 _LONGEST_CHAIN = 9  # equality signs
-_MIXED = re.compile(r"(-?)([0-9]+) +([0-9]+/[0-9]+)")
+_MIXED = re.compile(
+    r"(-?)([0-9]+)(?: +([0-9]+)/([0-9]+)"
+    r"| *\\[dt]?frac(?:\{([0-9]+)\}\{([0-9]+)\}|([0-9])([0-9])))"
+)
+_TEXT_COMMA = re.compile(r"\\text\{ *([,;]) *\}")
+_SPACED_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+")
 _SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})")
 _ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
 _VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
@@ -72,25 +71,60 @@ def bare(text: str) -> str:
 
     Example:
         >>> bare(r"$\boxed{4.2e5}$"), bare("4 3/5"), bare("17 = x")
-        ('4.2\\cdot 10^{5}', '(4+3/5)', 'x = 17')
+        ('4.2\\cdot 10^{5}', '\\frac{23}{5}', 'x = 17')
+        >>> bare(r"0.\overline{3}"), bare("1 000"), bare("**5**"), bare("no solution")
+        ('\\frac{3}{9}', '1000', '5', '\\emptyset')
         >>> bare(r"\[\textcolor{red}{5}\]"), bare(r"\underline{5}")
         ('{5}', '{5}')
     """
     inside = last_box(text)
     text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
-    text = text.strip(" $€£").translate(_SIGNS).strip()
+    text = without_markup(in_ascii(text).strip(" $€£"))
     if match := _DELIMITED.fullmatch(text):
         text = next(filter(None, match.groups()), "").strip()
     text = _DOUBLE_BRACES.sub(r"\1", _DECORATION.sub("", text)).removesuffix(r"\\").strip()
     text = text if text.endswith("..") else text.rstrip(".")
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _TEXT_COMMA.sub(r"\1 ", text)
+    text = exact(_ROOT.sub(r"\\sqrt{\1}", text)).strip()
+    if is_no_solution(unset(text)):
+        return r"\emptyset"
+    if _SPACED_THOUSANDS.fullmatch(text):
+        return text.replace(" ", "")
     if match := _MIXED.fullmatch(text):
-        return "{}({}+{})".format(*match.groups())
+        sign, whole, above, below = (x for x in match.groups() if x is not None)
+        return rf"{sign}\frac{{{int(whole) * int(below) + int(above)}}}{{{below}}}"
     if match := _SCIENTIFIC.fullmatch(text):
         return rf"{match[1]}\cdot 10^{{{match[2]}}}"
     if match := _VALUE_FIRST.fullmatch(text):
         return f"{match[2]} = {match[1]}"
-    return text
+    return inequality(text)
+
+
+def comparable(gold: str, stated: str) -> tuple[str, str]:
+    r"""Both answers bare: numbers without units, and values in the order of their names.
+
+    Example:
+        >>> comparable("18", "$18 dollars"), comparable(r"\frac{3}{4}", "3/4 cup")
+        (('18', '18'), ('\\frac{3}{4}', '3/4'))
+        >>> comparable("18 x", "18 apples"), comparable("a=1,b=2", "b=2,a=1")
+        (('18 x', '18 apples'), ('(1,2)', '(1,2)'))
+    """
+    gold, stated = bare(gold), bare(stated)
+    number = number_before_unit(gold, is_gold=True) or gold
+    if is_number(number):
+        sides = [number_before_unit(side.strip()) or side for side in stated.split("=")]
+        return bare(number), bare("=".join(sides))
+    return by_name(gold, stated)
+
+
+def is_number(text: str) -> bool:
+    r"""Whether a bare answer is a number or a fraction of two.
+
+    Example:
+        >>> is_number("1,250"), is_number(r"\frac{1}{2}"), is_number("12_5"), is_number("x")
+        (True, True, False, False)
+    """
+    return _rational(plain(text)) is not None
 
 
 def plain(text: str) -> str:
@@ -139,7 +173,7 @@ def quick(gold: str, stated: str) -> bool | None:
     """
     if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:
         return gold.strip() == stated.strip()
-    wrapped = bare(gold), bare(stated)
+    wrapped = comparable(gold, stated)
     spelled = plain(wrapped[0]), plain(wrapped[1])
     if not all(spelled):
         return False
@@ -169,9 +203,11 @@ def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
 
 def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
     """Whether an answer is none that the engine should choose a value from."""
-    if offers_several(gold, stated):
+    if leaves_open(gold, stated) or offers_several(gold, stated) or other_name(gold, stated):
         return True
-    parts = spelled.split("=", _LONGEST_CHAIN)
+    if is_number(gold) and is_no_single_number(stated):
+        return True
+    parts = _EQUALITY.split(spelled, _LONGEST_CHAIN)
     return len(parts) > 1 and contradicts_itself([_rational(part) for part in parts])
 
 

@@ -11,6 +11,9 @@ _COMMAND_OR_WORD = re.compile(
     r"\\[a-zA-Z]+|[^\W\d_\u0370-\u03ff]{4,}|\b(?:yes|no|odd)\b|(?<=:\d\d)\s*[ap]m\b",
     re.IGNORECASE,
 )
+_SPACE = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~")
+_NAME = re.compile(r"[A-Z]{3,}")
+_OPTION = re.compile(r"(?:the )?(?:option|choice|answer)\s*:?\s+(?=\(?[A-Ja-j]\b)", re.IGNORECASE)
 _POINTS = re.compile(r"[A-Z]{4,5}")  # ABCD is a figure, abcd a product
 _SHOUTED = ("TRUE", "FALSE", "EVEN", "NONE")
 _CHOICE = re.compile(
@@ -33,6 +36,16 @@ def unset(text: str) -> str:
     return _TEXT.sub(r"\1", text)
 
 
+def spaced(text: str) -> str:
+    r"""`text` as it is read aloud: commands for words and for spacing are single spaces.
+
+    Example:
+        >>> spaced(r"48\text{ cm}^2"), spaced(r"5\,\mathrm{m}/s"), spaced(r"1\text{hour}")
+        ('48 cm^2', '5 m/s', '1 hour')
+    """
+    return " ".join(_SPACE.sub(" ", _TEXT.sub(r" \1", text)).split())
+
+
 def without_case(text: str) -> str:
     r"""Words of four letters and more in lower case; variables and commands keep theirs.
 
@@ -47,6 +60,17 @@ def _lower(match: re.Match[str]) -> str:
     word = match[0]
     kept = word[0] == "\\" or (_POINTS.fullmatch(word) and word not in _SHOUTED)
     return word if kept else word.lower()
+
+
+def other_name(gold: str, stated: str) -> bool:
+    """Whether both are names of three capitals or more, and not the same: `ABC` is no product.
+
+    Example:
+        >>> other_name("ABC", "ACB"), other_name("AB", "BA"), other_name("ABC", "A B C")
+        (True, False, False)
+    """
+    names = "".join(gold.split()), "".join(stated.split())
+    return all(map(_NAME.fullmatch, names)) and names[0] != names[1]
 
 
 def set_as_words(text: str) -> bool:
@@ -68,13 +92,15 @@ def same_choice(gold: str, stated: str) -> bool | None:
     Example:
         >>> same_choice("C", r"\textbf{(C)}\ 12"), same_choice("A", "C. A larger sample")
         (True, False)
+        >>> same_choice("A", "Option A"), same_choice("A", "Option B")
+        (True, False)
         >>> same_choice("A", "(A)(B)(C)"), same_choice("A", "A. or B."), same_choice("x", "x")
         (False, False, None)
     """
     gold = unset(gold.strip(" $.")).strip()
     if not re.fullmatch(r"\(?[A-J]\)?", gold):
         return None
-    stated = unset(stated.strip(" $.")).strip()
+    stated = _OPTION.sub("", unset(stated.strip(" $.")).strip(), count=1)
     match = _CHOICE.match(stated)
     if match is None:
         return None
