@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import warnings
 from typing import Any, get_type_hints
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.given import Settings
 
 
@@ -53,16 +54,12 @@ def without_dropped(family: str, parts: dict[str, Any], given: Settings) -> dict
         parts: The parsed parts, by name.
         given: What the user gave, in order.
 
-    Raises:
-        ConfigError: A part is dropped that no layer names: a misspelt name would change nothing.
+    Warns of a part that no layer names: off it is, but a misspelt name would change nothing.
 
     Example:
         >>> given = [("callbacks.entropy", "EntropyMonitor"), ("callbacks.entropy", "null")]
-        >>> without_dropped("callbacks", {"entropy": None}, given)
-        {}
-        >>> without_dropped("callbacks", {"entropi": None}, given)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        lit_reason.errors.ConfigError: callbacks.entropi=null: ... did you mean callbacks.entropy?
+        >>> without_dropped("callbacks", {"entropy": None, "samples": 3}, given)
+        {'samples': 3}
     """
     prefix = f"{family}."
     named = {
@@ -73,7 +70,8 @@ def without_dropped(family: str, parts: dict[str, Any], given: Settings) -> dict
     for name in (name for name, part in parts.items() if part is None and name not in named):
         close = difflib.get_close_matches(name, sorted(named), 1, 0.6)
         hint = f"did you mean {prefix}{close[0]}?" if close else f"there is {_listed(named)}"
-        raise ConfigError(f"{prefix}{name}=null: no such part to drop; {hint}")
+        text = f"{prefix}{name}=null: has no effect, there is no such part to drop; {hint}"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
     return {name: part for name, part in parts.items() if part is not None}
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lit_reason.callbacks import EntropyMonitor, OverlongFilter, SampleTable
+from lit_reason.errors import ConfigWarning
 from lit_reason.tasks import MathProblems
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.test_ablations import parser
@@ -92,7 +93,8 @@ def test_g05_one_more_callback_keeps_the_others_and_their_order():
 def test_g10_what_is_off_is_not_looked_at():
     """A length that is not given is the token budget; one that cannot be is refused below."""
     off = ["--callbacks.overlong=null", "--data.rewards.soft_overlong=null"]
-    fit(*tiny("dapo"), *SMALL, *off, "--trainer.fast_dev_run=true")
+    with pytest.warns(ConfigWarning, match=r"callbacks\.overlong=null: has no effect, there is no"):
+        fit(*tiny("dapo"), *SMALL, *off, "--trainer.fast_dev_run=true")
 
 
 def test_g10_what_is_on_needs_a_length_that_can_be(capsys):

@@ -116,8 +116,7 @@ class PlanCount(Task):
         if not 1 <= n_min <= n_max <= 90:
             key = f"n_min={n_min}" if 1 <= n_max <= 90 and n_min != 2 else f"n_max={n_max}"
             raise ConfigError(
-                f"task.{key}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example "
-                "2 and 16"
+                f"task.{key}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example 2 and 16"
             )
         for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
             if not 0 <= value <= 1:
