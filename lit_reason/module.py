@@ -148,7 +148,7 @@ class ReasonModule(LightningModule):
             self.critic = self.backbone.critic()
         if self.needs_reference:
             self.reference = self.backbone.reference()
-        strategy = self.trainer.strategy
+        strategy = None if self._trainer is None else self._trainer.strategy  # may come later
         if isinstance(strategy, FSDP2):
             for network in (self.actor, self.critic, self.reference):
                 if network is not None:
