@@ -73,7 +73,7 @@ def longest_prompt(module: ReasonModule, data: RolloutDataModule) -> int:
     step = max(len(data.task) // READ, 1)
     tokenizer = module.backbone.tokenizer
     prompts = (data.task[i] for i in range(0, len(data.task), step))
-    longest = max(len(encode_prompt(prompt, tokenizer)) for prompt in prompts)
+    longest = max((len(encode_prompt(prompt, tokenizer)) for prompt in prompts), default=0)
     return min(longest, data.max_prompt_length or longest)
 
 

@@ -150,18 +150,20 @@ class ReasonModule(LightningModule):
         """Builds the networks that the configuration needs, once."""
         if self.actor is not None:
             return
-        self.actor = self.backbone.actor()
+        self.actor = self._split(self.backbone.actor())
         if self.value is not None:
-            self.critic = self.backbone.critic()
+            self.critic = self._split(self.backbone.critic())
         if self.needs_reference:
-            self.reference = self.backbone.reference()
-        strategy = self.trainer.strategy
-        if isinstance(strategy, FSDP2):
-            for network in (self.actor, self.critic, self.reference):
-                if network is not None:
-                    strategy.shard(network)
+            self.reference = self._split(self.backbone.reference())
         if self.reference_offload:
             check_offload(self)
+
+    def _split(self, network: nn.Module) -> nn.Module:
+        """Splits a network under FSDP2, at once, so that only one is held whole."""
+        strategy = None if self._trainer is None else self._trainer.strategy  # may come later
+        if isinstance(strategy, FSDP2):
+            strategy.shard(network)
+        return network
 
     def configure_optimizers(self) -> Any:
         """One optimizer, and if configured one schedule, for each trained network."""

@@ -59,7 +59,7 @@ def check_offload(module: ReasonModule) -> None:
             f"{KEY}: not available with fsdp2, which leaves each rank a part of the reference; "
             "set it to false"
         )
-    elif module.trainer.strategy.root_device.type == "cpu":
+    elif module._trainer is not None and module.trainer.strategy.root_device.type == "cpu":
         reason = "on a CPU"
     if reason:
         warnings.warn(f"{KEY}: has no effect {reason}", ConfigWarning, stacklevel=2)

@@ -53,9 +53,9 @@ def free_port():
         return server.getsockname()[1]
 
 
-def ranks_of(moment):
+def ranks_of(moment, strategy):
     """Both ranks of a run, started."""
-    two = ["--trainer.devices=2", "--trainer.strategy=ddp", "--run_dir=run"]
+    two = ["--trainer.devices=2", f"--trainer.strategy={strategy}", "--run_dir=run"]
     args = ["fit", *tiny("grpo"), *SMALL, *two]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lit_reason.cli"])
@@ -67,9 +67,11 @@ def ranks_of(moment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["rollout", "update"])
-def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment):
-    ranks = ranks_of(moment)
+@pytest.mark.parametrize(
+    ("moment", "strategy"), [("rollout", "ddp"), ("update", "ddp"), ("update", "fsdp2")]
+)
+def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment, strategy):
+    ranks = ranks_of(moment, strategy)
     ranks[1].join()
     died = time.monotonic()
     ranks[0].join(LIMIT)
@@ -85,8 +87,9 @@ def test_a_rank_that_dies_stops_the_other_within_a_minute_and_in_one_line(moment
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_stops_both_after_the_same_rollout():
-    ranks = ranks_of("signal")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_signal_to_one_rank_stops_both_after_the_same_rollout(strategy):
+    ranks = ranks_of("signal", strategy)
     for process in ranks:
         process.join(LIMIT)
     assert [process.exitcode for process in ranks] == [143, 143]
