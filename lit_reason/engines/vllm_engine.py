@@ -131,8 +131,9 @@ class VLLMEngine(SyncedEngine):
             try:
                 return LLM(**self._arguments(folder, self.precision), **self.options)
             except (ValueError, TypeError, RuntimeError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(f"{KEY}=VLLMEngine: vLLM does not start ({reason})") from error
+                reason = " ".join(str(error).split())  # pydantic names the setting in line two
+                text = f"{KEY}=VLLMEngine: vLLM does not start ({reason:.300})"
+                raise ConfigError(text) from error
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
