@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from lit_reason.errors import ConfigError, ConfigWarning
-from lit_reason.tasks import MathProblems
+from lit_reason.tasks import MathProblems, Prompts
 from lit_reason.verifier import Verifier
 from tests.conftest import ROOT
 
@@ -371,6 +371,46 @@ def test_a_file_that_cannot_be_read_says_why_in_one_line(tmp_path):
     other.write_text("")
     with pytest.raises(ConfigError, match=r"problems\.xlsx: not one of the kinds \.jsonl, \.json"):
         MathProblems(str(other))
+
+
+ROW = b'{"problem": "1+1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize("make", [MathProblems, Prompts])
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.jsonl", '{"problem": "caf\u00e9", "answer": "2"}\n'.encode("latin-1"), "utf-8"),
+        ("latin.csv", "problem,answer\ncaf\u00e9,2\n".encode("latin-1"), "utf-8"),
+        ("cut.jsonl", ROW * 3 + b'{"problem": 1+', r"cannot be (read|loaded) \("),
+        ("blank.jsonl", b"\n \n\n", "is empty"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_line(
+    tmp_path, make, streaming, name, content, message
+):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"task\.path=.*{name}: .*{message}.*; ") as error:
+        make(str(tmp_path / name), streaming=streaming)
+    assert "\n" not in str(error.value)
+    if streaming and "latin" in name:
+        assert str(error.value).endswith("; save it as UTF-8")
+
+
+def test_a_data_set_without_rows_is_named(tmp_path):
+    (tmp_path / "none.csv").write_text("problem,answer\n")
+    for streaming in (True, False):
+        with pytest.raises(ConfigError, match=r"task\.path=.*none\.csv: (holds no rows|cannot be)"):
+            MathProblems(str(tmp_path / "none.csv"), streaming=streaming)
+
+
+def test_a_reward_model_without_its_gold_answer_is_named(tmp_path):
+    row = {"prompt": CHAT, "reward_model": {"style": "rule"}}
+    path = write(tmp_path / "p.jsonl", [row])
+    missing = r"task\.answer=reward_model\.ground_truth: no such column .*reward_model\.style"
+    with pytest.raises(ConfigError, match=missing):
+        MathProblems(path)
 
 
 # --- data sets of other people, read where they lie -----------------------------------------------

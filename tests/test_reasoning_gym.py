@@ -258,6 +258,13 @@ def test_a_prompt_that_asks_for_no_format_is_warned_of(gym):
         ReasoningGym("chain_sum", size=5, template="none")
 
 
+def test_a_scorer_that_accepts_anything_is_warned_of(gym):
+    message = r"task\.name=game_of_life_halting: its scorer .* for 5 of 5 problems.*choose another"
+    with pytest.warns(ConfigWarning, match=message):
+        ReasoningGym("game_of_life_halting", size=5)
+    ReasoningGym("game_of_life", size=5, answer_format="boxed")  # warnings are errors here
+
+
 @pytest.mark.slow
 def test_every_scorer_says_in_a_worker_what_it_says_here(gym):
     from reasoning_gym.factory import DATASETS

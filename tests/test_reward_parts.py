@@ -25,6 +25,8 @@ CHAT = Prompt(3, "1+1=", "2", messages=({"role": "user", "content": "1+1="},))
 ANSWERS = [Response((7, 8, 1), "1+1=2", False), Response((7, 1), "3", False)]
 
 OWN = """
+import functools
+
 def seen(prompts, completions, completion_ids, **columns):
     seen.calls.append(dict(prompts=prompts, completions=completions, ids=completion_ids, **columns))
     return [1.0] * len(prompts)
@@ -48,6 +50,16 @@ def by_place(completions, /, **kwargs):
 
 async def later(completions, **kwargs):
     return [0.0]
+
+class Later:
+    async def __call__(self, completions, **kwargs):
+        return [0.0]
+
+later_object = Later()
+later_part = functools.partial(later, level=1)
+
+def later_result(completions, **kwargs):
+    return later(completions)
 
 number = 3
 """
@@ -127,6 +139,8 @@ def test_a_column_of_the_data_set_comes_before_the_gold_answer():
         ("fn", r"names no module; give module\.function or FILE\.py:function"),
         ("own_functions.by_place", r"takes completions by position only, .* drop the /"),
         ("builtins.dict", r"its parameters are not known"),
+        ("own_functions.later_object", r"an async function"),
+        ("own_functions.later_part", r"an async function"),
         ("own_functions.later", r"an async function; wrap it in one that runs it"),
         ("broken_file.py:fn", r"cannot be imported \(SyntaxError"),
     ],
@@ -135,6 +149,12 @@ def test_a_path_that_names_no_function_is_refused(path, message, tmp_path):
     (tmp_path / "broken_file.py").write_text("def")
     with pytest.raises(ConfigError, match=rf"^FunctionReward\.path={path}: {message}"):
         FunctionReward(path)
+
+
+def test_a_function_that_returns_what_is_to_be_waited_for_is_refused():
+    with pytest.raises(ConfigError, match=r"later_result: an async function; wrap it") as error:
+        call(FunctionReward("own_functions.later_result"))
+    assert "\n" not in str(error.value)
 
 
 def test_a_column_that_the_task_does_not_have_is_missed_at_set_up():

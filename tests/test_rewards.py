@@ -62,6 +62,11 @@ def test_the_soft_overlong_ramp_as_tokens_and_as_a_share(cache):
     assert ready(SoftOverlong(cache, max_length=20), budget=30).ramp == 5
 
 
+def test_a_share_of_the_limit_is_the_nearest_number_of_tokens():
+    assert 0.29 * 100 < 29
+    assert ready(SoftOverlong(0.29), budget=100).ramp == 29
+
+
 def test_setting_up_again_does_not_move_the_ramp():
     term = ready(ready(SoftOverlong(5)))
     assert scores(term, 16) == pytest.approx([-0.2])

@@ -15,6 +15,7 @@ from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
 
 GOLDS = ("answer", "solution", "ground_truth")
+_ASYNC = "an async function; wrap it in one that runs it"
 GIVEN = ("prompts", "completions", "completion_ids")
 
 
@@ -49,10 +50,8 @@ class FunctionReward(Reward):
         super().__init__(weight)
         self.path = path
         self.function = _load(path)
-        if inspect.iscoroutinefunction(self.function):
-            raise ConfigError(
-                f"FunctionReward.path={path}: an async function; wrap it in one that runs it"
-            )
+        if any(map(inspect.iscoroutinefunction, _bodies(self.function))):
+            raise ConfigError(f"FunctionReward.path={path}: {_ASYNC}")
         self.parameters = _parameters(path, self.function)
         kinds = [p.kind for p in self.parameters.values()]
         self.takes_all = inspect.Parameter.VAR_KEYWORD in kinds
@@ -87,7 +86,17 @@ class FunctionReward(Reward):
         given["completion_ids"] = [list(response.ids) for response in responses]
         if not self.takes_all:
             given = {name: values for name, values in given.items() if name in self.parameters}
-        return self.function(**given)
+        values = self.function(**given)
+        if inspect.iscoroutine(values):
+            values.close()  # or Python warns that nobody has waited for it
+            raise ConfigError(f"FunctionReward.path={self.path}: {_ASYNC}")
+        return values
+
+
+def _bodies(function: Callable[..., Any]) -> list[Any]:
+    """The function, what it is a partial of, and what runs if it is an object."""
+    inner = getattr(function, "func", function)
+    return [function, inner, type(inner).__call__]
 
 
 def _parameters(path: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -73,6 +73,12 @@ def recognise(
         chosen = question or layout.question, answer or layout.answer
         if all(has(row, name) for name in chosen):
             return chosen
+        parent = chosen[1].rpartition(".")[0]
+        if answer is None and parent and has(row, chosen[0]) and has(row, parent):
+            raise ConfigError(
+                f"task.answer={chosen[1]}: no such column in {path}, though it has {parent}; it "
+                f"has {', '.join(columns(row))}; set task.answer to that of the gold answers"
+            )
     missing = [k for k, v in (("question", question), ("answer", answer)) if v is None]
     raise ConfigError(
         f"task.path={path}: its columns {', '.join(columns(row))} are of no known layout; set "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from dataclasses import fields
 from typing import Any
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.log import log
 from lit_reason.tasks.base import Task
 from lit_reason.tasks.templates import Messages, choose, render, warn_of_silence
@@ -17,6 +18,7 @@ from lit_reason.verifier.extract import extract, state
 from lit_reason.verifier.gym import GymVerifier, Request, request_of
 from lit_reason.verifier.gym_answers import may_be_scored
 
+_NONSENSE = "no answer to this"
 _EXAMPLES_SEED = 1_000_003  # an offset: examples are not the problems themselves
 
 
@@ -83,6 +85,7 @@ class ReasoningGym(Task):
         if len(self.entries) < size:
             log(f"task.name={name}: {len(self.entries)} different problems of {size}")
         self._check_format()
+        self._check_scorer()
 
     def _check_format(self) -> None:
         """Refuses a format in which not even the generator's own answers count."""
@@ -92,6 +95,27 @@ class ReasoningGym(Task):
                 f"task.answer_format={self.answer_format}: cannot hold answers of {self.name} such "
                 f"as {held[0]['answer']!r}; set it to think_answer"
             )
+
+    def _check_scorer(self) -> None:
+        """Warns of a scorer that accepts what answers nothing."""
+        probed = self.entries[:10]
+        accepted = sum(map(self._accepts_nonsense, probed))
+        if accepted:
+            warnings.warn(
+                f"task.name={self.name}: its scorer in reasoning-gym accepts {_NONSENSE!r} for "
+                f"{accepted} of {len(probed)} problems, so that being right means nothing there; "
+                "choose another generator",
+                ConfigWarning,
+                stacklevel=3,
+            )
+
+    def _accepts_nonsense(self, entry: Any) -> bool:
+        if not may_be_scored(self.name, _NONSENSE):
+            return False
+        try:
+            return bool(self.generator.score_answer(_NONSENSE, entry) >= self.threshold)
+        except Exception:  # a verdict of `error`
+            return False
 
     def _holds(self, entry: Any) -> bool:
         stated = extract(state(entry["answer"], self.answer_format), self.answer_format)

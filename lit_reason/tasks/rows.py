@@ -118,13 +118,15 @@ def find_columns(
         golds: The rows hold gold answers.
 
     Raises:
-        ConfigError: A column is missing.
+        ConfigError: A column is missing, or every row.
 
     Example:
         >>> found = find_columns({"problem": "1+1?", "answer": "2", "data_source": "a"}, "p.json")
         >>> found.question, found.answer, found.source
         ('problem', 'answer', 'data_source')
     """
+    if not row:
+        raise ConfigError(f"task.path={path}: holds no rows")
     if golds:
         chosen: tuple[str, str | None] = recognise(row, question, answer, path)
     else:

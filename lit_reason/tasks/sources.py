@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,34 @@ from lit_reason.errors import ConfigError
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
-def load(path: str, split: str, config: str | None, streaming: bool) -> Any:
-    """The rows of a data set, as `datasets` gives them.
+class Rows:
+    """Rows that say which data set they are of where one cannot be read.
+
+    Args:
+        rows: As `datasets` gives them; some of its errors come only with the rows.
+        path: The data set.
+    """
+
+    def __init__(self, rows: Any, path: str) -> None:
+        self._rows, self._path = rows, path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._rows
+        except Exception as error:
+            encoded = isinstance(error, UnicodeDecodeError)
+            fix = "save it as UTF-8" if encoded else "repair that row, or leave it out"
+            raise ConfigError(
+                f"task.path={self._path}: cannot be read ({_reason(error)}); {fix}"
+            ) from error
+
+    def select_columns(self, names: list[str]) -> Rows:
+        """The same rows with these columns only."""
+        return Rows(self._rows.select_columns(names), self._path)
+
+
+def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
+    """The rows of a data set, read as they are asked for.
 
     Args:
         path: A `.json`, `.jsonl`, `.parquet` or `.csv` file, a folder (written by `save_to_disk`,
@@ -22,7 +49,7 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Any:
         streaming: Read rows as they are needed. What `save_to_disk` wrote is read so anyway.
 
     Raises:
-        ConfigError: There is no such data set or split, or it cannot be read.
+        ConfigError: There is no such data set or split, or it cannot be opened.
     """
     file = Path(path).expanduser()
     if file.suffix in _KINDS and not file.exists():
@@ -32,22 +59,31 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Any:
             f"task.path={path}: not one of the kinds {', '.join(_KINDS)}; convert it, or give a "
             "folder or a hub id"
         )
-    if file.is_file() and not file.stat().st_size:
-        raise ConfigError(f"task.path={path}: is empty")
+    if file.is_file() and _is_blank(file):
+        raise ConfigError(f"task.path={path}: is empty; give a file with a problem on each row")
     try:
         loaded = _open(file, path, split, config, streaming)
     except Exception as error:
-        cause = error.__cause__ or error  # `datasets` wraps what it has met
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ConfigError(
-            f"task.path={path}: cannot be loaded ({reason}); give a .json, .jsonl, .parquet or "
-            ".csv file, a folder written by save_to_disk, or a hub id that this machine can reach"
+            f"task.path={path}: cannot be loaded ({_reason(error)}); give a .json, .jsonl, "
+            ".parquet or .csv file, a folder written by save_to_disk, or a hub id that this "
+            "machine can reach"
         ) from error
     if isinstance(loaded, dict):
         if split not in loaded:
             raise ConfigError(f"task.split={split}: {path} has {', '.join(loaded)}")
         loaded = loaded[split]
-    return loaded
+    return Rows(loaded, path)
+
+
+def _is_blank(file: Path) -> bool:
+    with file.open("rb") as content:
+        return not any(part.strip() for part in iter(lambda: content.read(1 << 16), b""))
+
+
+def _reason(error: Exception) -> str:
+    cause = error.__cause__ or error  # `datasets` wraps what it has met
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
 def _open(file: Path, path: str, split: str, config: str | None, streaming: bool) -> Any:
