@@ -134,6 +134,9 @@ EQUAL = [
     ("4.5", "4 1/2 hours"),
     ("4.5", r"4\frac12 hours"),
     ("18 dollars", "18"),
+    ("2", "2 times as many"),
+    ("4", "4 cats or dogs"),
+    ("2000", "2 000 km"),
     ("18", "x = 18 dollars"),
     ("15", "12 eggs + 3 eggs = 15 eggs"),
     ("-3", "\u22123\u00b0C"),
@@ -247,6 +250,8 @@ DIFFERENT = [
     ("18 x", "18"),
     ("18 x", "18 apples"),
     ("2", "2 and a half"),
+    ("4", "4 cats or more"),
+    ("4", "4 times 2"),
     ("18 dollars", "19 dollars"),
     # ranges and bounds
     ("10", "> 10"),
