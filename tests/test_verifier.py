@@ -18,7 +18,7 @@ from lit_reason.scores import answer_classes
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from lit_reason.verdict import Status, Verdict
 from lit_reason.verifier import Verifier, equivalent, extract
-from lit_reason.verifier.spelling import MAX_LENGTH
+from lit_reason.verifier.spelling import MAX_LENGTH, quick
 from tests.conftest import SMALL, fit, tiny
 
 ROWS = [json.loads(x) for x in (Path(__file__).parent / "data/answers.jsonl").open()]
@@ -134,6 +134,9 @@ EQUAL = [
     ("4.5", "4 1/2 hours"),
     ("4.5", r"4\frac12 hours"),
     ("18 dollars", "18"),
+    ("2", "2 times as many"),
+    ("4", "4 cats or dogs"),
+    ("2000", "2 000 km"),
     ("18", "x = 18 dollars"),
     ("15", "12 eggs + 3 eggs = 15 eggs"),
     ("-3", "\u22123\u00b0C"),
@@ -247,6 +250,8 @@ DIFFERENT = [
     ("18 x", "18"),
     ("18 x", "18 apples"),
     ("2", "2 and a half"),
+    ("4", "4 cats or more"),
+    ("4", "4 times 2"),
     ("18 dollars", "19 dollars"),
     # ranges and bounds
     ("10", "> 10"),
@@ -426,6 +431,8 @@ HUGE = [
     "\\boxed{" * 60_000 + "}" * 60_000,
     "answer: **\n" * 90_000,
     "answer: $$\n" * 90_000,
+    "answer: " * 120_000,
+    "answer: $$" * 100_000,
     "answer: \\[" + " " * 1_000_000,
     "#### \\[" * 130_000,
     "answer: 0." + "3" * 4000,
@@ -441,6 +448,33 @@ def test_a_megabyte_of_anything_is_read_and_judged_in_no_time(verifier):
         for verdict in judged(verifier, mode, ["7"] * len(HUGE), HUGE):
             assert verdict.status in (Status.WRONG, Status.NO_ANSWER)
     assert time.perf_counter() - started < 20  # what is quadratic takes hours
+
+
+ATOMS = ["1", "1 ", "the ", "a egg ", "ab ", "0.", "1,000", "x<1 and ", "a=1,", "=", "$ $", r"\ "]
+ATOMS += [
+    "3\u0305",
+    r"\dot{3}",
+    r"\text{a}",
+    "\u2192",
+    "1/2 ",
+    "**",
+    "(A)",
+    "A,",
+    "\u00bd",
+    "{",
+    " or ",
+]
+
+
+@pytest.mark.parametrize("head", ["", "18 ", "0.", "x<", r"\{x:", "a=1,", "**", r"\frac{1}{2} "])
+def test_no_answer_holds_the_training_process_up(head):
+    """There is no time limit where answers are told apart without the engine."""
+    for atom in ATOMS:
+        text = (head + atom * MAX_LENGTH)[: MAX_LENGTH - 1] + "!"
+        for gold in ("7", "x", "a=1,b=2", "1<x<2", "A"):
+            started = time.process_time()
+            quick(gold, text)
+            assert time.process_time() - started < 0.5, atom
 
 
 def test_a_long_answer_is_right_only_if_it_is_the_gold_one(verifier):

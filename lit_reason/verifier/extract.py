@@ -63,9 +63,12 @@ def extract(text: str, answer_format: AnswerFormat, marker: str | None = None) -
         return _number_behind(text, marker or MARKERS["gsm8k"])
     if marker is not None:
         return _undecorated(_line_behind(text, marker))
-    found = None
+    found, read = None, 0
     for match in _ANSWER.finditer(text):
-        found = _undecorated(_line(text, match.end(), len(text))) or found
+        if match.start() >= read:
+            line = _line(text, match.end(), len(text))
+            read = match.end() + len(line)
+            found = _undecorated(line) or found
     return found
 
 

@@ -38,7 +38,7 @@ _PERCENT = re.compile(r"(?<=\d)\s*(?:percent|per cent)(?![a-zA-Z])")
 
 # a period under a line, under points at both of its ends, or in parentheses, behind a decimal point
 _PERIOD = re.compile(
-    r"(?<![\d.])(\d*)\.(\d*)(?:"
+    r"(?<![\d.])(\d*)\.(\d{0,30})(?:"
     r"\\(?:overline|bar) ?(?:\{(\d+)\}|(\d))"
     r"|\\dot ?(\{\d\}|\d)(?:(\d*)\\dot ?(\{\d\}|\d))?"
     r"|\((\d+)\)$"

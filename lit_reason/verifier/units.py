@@ -6,19 +6,21 @@ import re
 
 from lit_reason.verifier.words import spaced
 
-_NUMBER = r"[-+]? ?[$€£]? ?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
+_NUMBER = r"[-+]? ?[$€£]? ?(?:(?:\d{1,3}(?: \d{3})+|\d+(?:,\d{3})*)(?:\.\d+)?|\.\d+)"
 _FRACTION = r"\\[dt]?frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)"
 _SYMBOLS = "m|g|s|h|L|l|cm|mm|km|dm|nm|kg|mg|lb|oz|ml|mL|ft|yd|mi|sq|hr|ms|kW|Hz"
 # what is read as a product of letters or an operation, or makes another number of it
 _NO_UNIT = (
-    r"not|but|than|or|plus|minus|times|divided|over|squared|cubed|factorial|choose|mod|modulo|sqrt|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|third|quarter|sin|cos|tan|log|exp|"
+    r"not|but|than|plus|minus|divided|over|squared|cubed|factorial|choose|mod|modulo|sqrt|"
+    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|third|quarter|the|sin|cos|tan|log|exp|"
     r"[abcnxyz]+"
 )
 _POWER = r"(?:\^\{?-?[1-9]\}?)?"
 _END = r"(?![^\W\d_])"
 _UNIT = rf"(?!(?:{_NO_UNIT}){_END})(?:{_SYMBOLS}|[^\W\d_]{{3,}}){_END}{_POWER}"
-_FILLER = r"(?:(?:an?|of|in|at|on|by|to|as|is|the|he|she|it|we) )*"
+_OR = r"or(?! (?:more|less|fewer|greater|higher|above|below)\b)"
+_FILLER = rf"(?:(?:an?|of|in|at|on|by|to|as|is|the|{_OR}) )*"  # shares no word with _UNIT
+_LONGEST = 200  # characters
 _DEGREES = r"\^\{?\\circ\}? ?[CF]?"
 _WITH_UNIT = re.compile(
     rf"({_NUMBER}(?: ?{_FRACTION}|(?:\s+\d+)?/\d+)?|[-+]?{_FRACTION})(?:\s*\\?%)?"
@@ -43,7 +45,7 @@ def number_before_unit(text: str, is_gold: bool = False) -> str | None:
         (None, None, None)
     """
     text = spaced(text)
-    match = _WITH_UNIT.fullmatch(text)
+    match = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None or (is_gold and not _LONG.fullmatch(text, match.end(1))):
         return None
     return match[1]
