@@ -254,5 +254,5 @@ def test_a_server_that_loses_weights_or_keeps_prompts_is_named(copies):
     with pytest.raises(ConfigError, match=r"cannot forget what other weights have read"):
         engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
     server.worker.receive_policy_weights = lambda chunk: None
-    with pytest.raises(ConfigError, match=r"loaded \['0'\] of 38 weights; does another run send"):
+    with pytest.raises(ConfigError, match=r"loaded \['0'\] of 39 weights; does another run send"):
         engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)

@@ -14,17 +14,18 @@ Named: TypeAlias = tuple[str, Tensor]
 
 
 def policy_weights(actor: nn.Module) -> Iterator[Named]:
-    """Each weight of a policy once, one at a time.
+    """Each weight of a policy, one at a time.
 
     Adapters are merged into the weight that they adapt, so that an engine needs no support for
-    them. A tied head is the embeddings, and left out. Where weights are sharded, every rank must
-    iterate: gathering one is a collective.
+    them. A tied head is sent beside the embeddings: vLLM reloads layer by layer, and warns of a
+    head that gets nothing. Where weights are sharded, every rank must iterate: gathering one is a
+    collective.
 
     Args:
         actor: A `transformers` causal language model, with LoRA adapters or without.
     """
     layers = dict(actor.named_modules()) if has_adapters(actor) else {}
-    for name, weight in actor.named_parameters():
+    for name, weight in actor.named_parameters(remove_duplicate=False):
         if ".lora_" in name:
             continue
         owner, based, kind = name.rpartition(".base_layer.")
