@@ -315,6 +315,7 @@ def test_repeated_problems_are_merged_in_stable_order_and_counted(tmp_path, capl
     assert pairs(MathProblems(path, limit=2)) == first[:2]
 
 
+@pytest.mark.slow
 def test_a_task_alone_needs_nothing_else_to_be_imported(tmp_path):
     path = write(tmp_path / "p.jsonl", [ROWS[0], ROWS[0]])
     code = f"from lit_reason.tasks import MathProblems; print(len(MathProblems({path!r})))"
