@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
+
+
+def cache_argument(model: Any) -> str:
+    """What the forward pass of a model calls its cache, which `transformers` renamed within 5.x."""
+    taken = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in taken else "past_key_values"
 
 
 class GrowingLayer(DynamicLayer):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_reason.cache import cache_argument
 from lit_reason.functional import position_ids
 
 
@@ -48,9 +49,10 @@ def decode(
         generation_config: Budget, end tokens, and whether to draw or take the likeliest.
         copies: G.
         **inputs: `attention_mask`, (N, P), 0 on padding and `None` without any; and an empty
-            `cache`.
+            cache under the name that `cache_argument` gives.
     """
-    cache, attention_mask = inputs["cache"], inputs["attention_mask"]
+    argument, attention_mask = cache_argument(model), inputs["attention_mask"]
+    cache = inputs[argument]
     budget, pad = generation_config.max_new_tokens, generation_config.pad_token_id
     ends = torch.tensor(generation_config.eos_token_id, device=input_ids.device)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -59,9 +61,9 @@ def decode(
         input_ids=input_ids,
         attention_mask=attention_mask,
         position_ids=positions,
-        cache=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{argument: cache},
     ).logits[:, -1]
     cache.batch_repeat_interleave(copies)
     logits, place, prompts, mask = (
@@ -94,8 +96,8 @@ def decode(
             input_ids=tokens[:, None],
             attention_mask=None if attention_mask is None else mask[:, : end + 1],
             position_ids=place,
-            cache=cache,
             use_cache=True,
+            **{argument: cache},
         ).logits[:, -1]
     raise AssertionError("the budget is at least one token")
 

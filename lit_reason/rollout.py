@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.cache import growing_cache
+from lit_reason.cache import cache_argument, growing_cache
 from lit_reason.decoding import Sampled, decode
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
@@ -233,9 +233,9 @@ class HFEngine(RolloutEngine):
             torch.tensor(pad, device=self.module.device),
             attention_mask=torch.tensor(mask, device=self.module.device),
             generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
-            cache=growing_cache(actor.config),
             custom_generate=decode,
             copies=copies,
+            **{cache_argument(actor): growing_cache(actor.config)},
         )
         out, logprobs = (x.cpu() for x in sampled)
         keep, truncated = response_mask(out, eos_ids)
