@@ -63,6 +63,14 @@ def test_every_case_is_judged_as_a_careful_reader_would(verifier):
 
 
 EQUAL = [
+    # a letter at the end is a part of the term
+    ("-4+7t", "7t-4"),
+    ("7t - 4", "-4 + 7t"),
+    ("16-4t", "4(4-t)"),
+    ("3m+2", "2+3m"),
+    (r"\frac{1}{2}m", r"\frac{m}{2}"),
+    (r"2\pi r h", r"2\pi hr"),
+    (r"6\pi", r"6\pi cm"),
     ("23/5", "4 3/5"),
     ("23/5", "4.6"),
     ("-5/2", "-2 1/2"),
@@ -181,6 +189,25 @@ EQUAL = [
     ("xy", "yx"),
 ]
 DIFFERENT = [
+    # nor does it become a unit
+    ("-4+7t", "3"),
+    ("16-4t", "12"),
+    ("4s", "4"),
+    ("3t", "3"),
+    ("x=2t", "2"),
+    ("5", "5t"),
+    ("18", "18ab"),
+    # words that make another number of one, in text mode too
+    ("5", r"5\text{ million}"),
+    ("5", r"\$5\text{ million}"),
+    ("5", r"5\text{ dozen}"),
+    ("5", r"5\mathrm{i}"),
+    ("12", "12 lakh"),
+    ("12", "12 hundredths"),
+    (r"\frac12", r"\frac12\text{ million}"),
+    # characters of which each is two digits: more than Python converts
+    ("5", "\u32bf" * 2500),
+    ("5", "\u32bf" * 2500 + "/3"),
     ("1/3", "0.33"),
     ("0.0000012", "0.0000014"),
     ("43/5", "4 3/5"),
@@ -377,6 +404,9 @@ def test_a_stated_answer_is_found(mode):
         ("answer", "Answer: 9\nno:\nAnswer:\n\n14", "14"),
         ("answer", "**Answer:** 58.", "58."),
         ("answer", "Answer: **", None),
+        ("answer", "**Answer**: 34", "34"),
+        ("answer", "**Final Answer**: $34$", "$34$"),
+        ("answer", "**Answer:**\n\n34", "34"),
         ("answer", "Answer: 17\nAnswer: $$\n18\n$$\nDone.", "$$\n18\n$$"),
         ("answer", "Answer: \\[ x =\n18 \\]", "\\[ x =\n18 \\]"),
         ("answer", "Answer: $$18\n", "$$18"),

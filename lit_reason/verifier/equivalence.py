@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
@@ -21,6 +22,9 @@ WARM_UP = (  # the parser learns each shape once, in a tenth of a second
 )
 
 _BASED = re.compile(r"[0-9]+_[0-9a-zA-Z]+")
+_WORDS = re.compile(
+    r"\\(?:text|mathrm|mbox|operatorname)|\s(?:[a-zA-Z]{3,}|[ckm]m|[km]g|ft|in|lb|mi)\b"
+)
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _SET = re.compile(r"\\\{[^():|<>]+\\\}")
 _TUPLE = re.compile(r"\([^()]+\)")
@@ -96,7 +100,10 @@ def _engine() -> tuple[Any, Any]:
     try:
         from math_verify import verify
 
-        parse = _parser().parse
+        parser = _parser()
+        parse, in_latex, as_expression = (
+            getattr(parser, n) for n in ("parse", "LatexExtractionConfig", "ExprExtractionConfig")
+        )
     except ImportError as error:
         raise ConfigError(
             "task: verifying answers needs math-verify; install it with "
@@ -106,9 +113,20 @@ def _engine() -> tuple[Any, Any]:
     for module in ("parser", "grader"):
         logging.getLogger(f"math_verify.{module}").setLevel(logging.CRITICAL)
 
+    # it takes single letters at the end for units, as the t of 4t: only words may be some
+    normal = in_latex().normalization_config
+    kinds = {
+        units: (
+            in_latex(normalization_config=replace(normal, units=units)),
+            as_expression(),
+        )
+        for units in (False, True)
+    }
+
     @lru_cache(maxsize=512)  # the responses of a group are compared with the same gold answer
     def read(text: str) -> Any:
-        return parse(text, parsing_timeout=None)  # type: ignore[arg-type]
+        units = _WORDS.search(text) is not None
+        return parse(text, kinds[units], parsing_timeout=None)  # type: ignore[arg-type]
 
     def compare(gold: Any, stated: Any) -> bool:
         return bool(verify(gold, stated, allow_set_relation_comp=True, timeout_seconds=None))

@@ -21,7 +21,11 @@ _BOX_OR_BRACE = re.compile(
 _EMPTY = re.compile(r"(?:\\(?:boxed|fbox|text|[,;:!\[\]() ])|[\s{}$*~])*")
 _INK = re.compile(r"\S")
 _LONGEST_EMPTY = 60  # characters
-_ANSWER = re.compile(r"answer\s*[:\uff1a]\s*(?=[^\s])", re.IGNORECASE)
+# bold may end before the colon or behind it
+_ANSWER = re.compile(
+    r"answer(?:\s{0,9}(?:\*{1,2}|__))?\s*[:\uff1a]\s*(?:(?:\*{1,2}|__)(?=\s)\s*)?(?=\S)",
+    re.IGNORECASE,
+)
 _DISPLAYS = {"$$": "$$", r"\[": r"\]"}
 _LONGEST_DISPLAY = 4096  # characters
 _NEXT_QUESTION = re.compile(r"^[ \t]*(?:Question|Problem|Q)[ \t]*:", re.MULTILINE)

@@ -17,7 +17,7 @@ from lit_reason.verifier.hedges import (
 )
 from lit_reason.verifier.rewritten import by_name, inequality
 from lit_reason.verifier.symbols import exact, in_ascii, is_no_solution, without_markup
-from lit_reason.verifier.units import number_before_unit
+from lit_reason.verifier.units import is_multiplied, number_before_unit
 from lit_reason.verifier.words import other_name, same_choice, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
@@ -173,6 +173,9 @@ def quick(gold: str, stated: str) -> bool | None:
     """
     if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:
         return gold.strip() == stated.strip()
+    gold, stated = in_ascii(gold), in_ascii(stated)
+    if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:  # some characters are many in ASCII
+        return gold == stated
     wrapped = comparable(gold, stated)
     spelled = plain(wrapped[0]), plain(wrapped[1])
     if not all(spelled):
@@ -205,7 +208,7 @@ def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
     """Whether an answer is none that the engine should choose a value from."""
     if leaves_open(gold, stated) or offers_several(gold, stated) or other_name(gold, stated):
         return True
-    if is_number(gold) and is_no_single_number(stated):
+    if is_number(gold) and (is_no_single_number(stated) or is_multiplied(stated)):
         return True
     parts = _EQUALITY.split(spelled, _LONGEST_CHAIN)
     return len(parts) > 1 and contradicts_itself([_rational(part) for part in parts])

@@ -12,8 +12,14 @@ _SYMBOLS = "m|g|s|h|L|l|cm|mm|km|dm|nm|kg|mg|lb|oz|ml|mL|ft|yd|mi|sq|hr|ms|kW|Hz
 # what is read as a product of letters or an operation, or makes another number of it
 _NO_UNIT = (
     r"not|but|than|plus|minus|divided|over|squared|cubed|factorial|choose|mod|modulo|sqrt|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|third|quarter|the|sin|cos|tan|log|exp|"
+    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|lakhs?|crores?|score|gross|"
+    r"tens|tenths?|hundredths?|thousandths?|fifths?|doubled|tripled|half|third|quarter|the|"
+    r"sin|cos|tan|log|exp|"
     r"[abcnxyz]+"
+)
+_MULTIPLIED = re.compile(
+    r"[\d}] ?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|half|third|quarter"
+    r"|squared|cubed|factorial|[kKMBie](?![^\W\d_]))s?(?![^\W\d_])"
 )
 _POWER = r"(?:\^\{?-?[1-9]\}?)?"
 _END = r"(?![^\W\d_])"
@@ -27,6 +33,16 @@ _WITH_UNIT = re.compile(
     rf"(?: ?{_DEGREES}| {_FILLER}{_UNIT}(?:(?: ?/ ?|[ -]| ?\\cdot ?| ?\(){_FILLER}{_UNIT})*\)?\.?)"
 )
 _LONG = re.compile(r"[^\\]*[^\W\d_\\]{2,}[^\\]*")
+
+
+def is_multiplied(text: str) -> bool:
+    r"""Whether a word or letter in `\text{}` behind a number makes another number of it.
+
+    Example:
+        >>> is_multiplied(r"5\text{ million}"), is_multiplied(r"5\text{ dollars}")
+        (True, False)
+    """
+    return len(text) <= _LONGEST and "\\" in text and bool(_MULTIPLIED.search(spaced(text)))
 
 
 def number_before_unit(text: str, is_gold: bool = False) -> str | None:
