@@ -42,8 +42,13 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
         >>> bounded_exp(torch.tensor([0.0, 1.0, 90.0, float("inf")]))
         tensor([1.0000e+00, 2.7183e+00, 4.8517e+08,        nan])
     """
-    bounded = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    bounded = _within(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return bounded.exp().masked_fill(log_ratio.isinf(), torch.nan)
+
+
+def _within(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """A clamp with the gradient of `x` at the bounds; that of `clamp` differs between releases."""
+    return torch.where(x > high, high, torch.where(x < low, low, x))
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -214,7 +219,7 @@ def value_loss(
     if clip is None or old_values is None:
         return 0.5 * error
     old_values = upcast(old_values.detach())
-    clipped = torch.clamp(values, old_values - clip, old_values + clip)
+    clipped = _within(values, old_values - clip, old_values + clip)
     return 0.5 * torch.maximum(error, (clipped - returns).square())
 
 
@@ -297,7 +302,7 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         tensor([0.0000, 4.3891])
     """
     d = _log_ratio_to_reference(logprobs, ref_logprobs)
-    exact = d.clamp(max=LOG_RATIO_LIMIT)
+    exact = _within(d, -math.inf, LOG_RATIO_LIMIT)
     tangent = math.expm1(LOG_RATIO_LIMIT) * (d - LOG_RATIO_LIMIT)
     # one branch a token: at the limit itself the gradients of two clamps would add up
     return torch.expm1(exact) - exact + torch.where(d > LOG_RATIO_LIMIT, tangent, 0.0)
