@@ -16,7 +16,7 @@ def test_ranks_train_alike_on_rollouts_of_servers(ranks: Ranks, count):  # noqa:
         servers = [first, second][:count]
         urls = ",".join(server.url for server in servers)
         flags = ["--data.engine=VLLMServer", f"--data.engine.urls=[{urls}]"]
-        one, other = ranks(fitted, "dapo", f"run{count}", *flags)
+        one, other = ranks(fitted, "ddp", "dapo", f"run{count}", *flags)
         loads = [sum(_loads(body) for _, body in server.asked) for server in servers]
     same_weights(one, other)
     # each server by one rank, for each rollout and the evaluation after the last
