@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lit_reason.advantages import GroupRelative
@@ -109,6 +110,19 @@ def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
             ConfigWarning,
             stacklevel=2,
         )
+
+
+def warn_of_demonstrations(data: RolloutDataModule, flags: Mapping[str, str]) -> None:
+    """Warns of flags that change the demonstrations of a cold start only.
+
+    Args:
+        data: With the tasks.
+        flags: The command line.
+    """
+    for name in ("task", "val_task"):
+        keys = [f"data.{name}.{argument}" for argument in getattr(data, name).of_demonstrations]
+        given = {key: flags[key] for key in keys if key in flags}
+        warn_of_no_effect("outside cold_start", given, "its default")
 
 
 def check_schedule(key: str, schedule: Any, steps: int) -> None:

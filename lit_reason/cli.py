@@ -30,7 +30,7 @@ from lit_reason import __version__, aggregation, filters, objectives, rewards, t
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
 from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
 from lit_reason.checkpoints import Checkpoints, standard_checkpoints
-from lit_reason.checks import check_sizes
+from lit_reason.checks import check_sizes, warn_of_demonstrations
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
@@ -234,8 +234,10 @@ class ReasonCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds model, data and trainer; refuses sizes before other ranks are started."""
         super().instantiate_classes()
-        if self.subcommand == "fit" and isinstance(self.model, ReasonModule):
-            check_sizes(self.model, self.datamodule)
+        if isinstance(self.model, ReasonModule):
+            warn_of_demonstrations(self.datamodule, dict(flags(ReasonParser.arguments)))
+            if self.subcommand == "fit":
+                check_sizes(self.model, self.datamodule)
 
     def _prepare_dry_run(self, config: Any) -> None:
         """Leaves nothing of a run but its rollouts."""

@@ -241,6 +241,7 @@ NO_EFFECT = [
         r"postive_lm=null: .* mean model\.terms\.positive_lm",
     ),
     ("grpo", "--data.rewards.overlong=null", r"overlong=null: .*no such part .* is correctness"),
+    ("grpo", "--data.val_task.slip=0.5", r"val_task\.slip=0\.5: has no effect outside cold_start"),
     ("grpo", "--trainer.default_root_dir=x", r"default_root_dir=x: has no effect; .* run_dir"),
     ("grpo", "--trainer.limit_test_batches=3", r"limit_test_batches=3: has no effect on fit"),
     ("grpo", "--data.val_task=null", r"data\.val_task=null: evaluation uses the training problems"),

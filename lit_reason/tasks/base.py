@@ -22,11 +22,13 @@ class Task(ABC):
             `None` if the task prescribes none.
         answer_format: Name of the way in which responses state their answer, written beside
             predictions so that they can be judged again without the task; `None` if it has none.
+        of_demonstrations: Arguments that change demonstrations only, which a cold start reads.
     """
 
     judges: bool = True
     response_pattern: str | None = None
     answer_format: str | None = None
+    of_demonstrations: tuple[str, ...] = ()
 
     @abstractmethod
     def __len__(self) -> int:

@@ -99,6 +99,7 @@ class PlanCount(Task):
     """
 
     answer_format = "plan_count"
+    of_demonstrations = ("wrong_plan", "slip", "chatter")
     response_pattern = r"\d+\+\d+(=[aimnx]*\d+\+\d+)*=\d+"
 
     def __init__(
