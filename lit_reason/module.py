@@ -421,13 +421,17 @@ class ReasonModule(LightningModule):
 
     # --- checkpoints --------------------------------------------------------------------------
 
+    @property
+    def _fixed(self) -> set[str]:
+        """Names of the weights that never change: the bases of adapters."""
+        return {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
         checkpoint["policy_version"] = self.policy_version
         checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["adapters"] = self.backbone.describe()
-        fixed = {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
-        state = checkpoint["state_dict"]
+        state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
             unrefreshed = self.reference_refresh is None and key.startswith("reference.")
             if unrefreshed or key in fixed:
@@ -436,7 +440,6 @@ class ReasonModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the rollout counter and what has trained, after a look at the weights."""
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
-        fixed = {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
-        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - fixed)
+        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
         self.policy_version = checkpoint.get("policy_version", 0)
         self.stepped = set(checkpoint.get("stepped", self.trained))
