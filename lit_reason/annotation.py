@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lit_reason.advantages import check_advantages
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.errors import blaming
+from lit_reason.errors import ConfigError, blaming
 from lit_reason.functional import gae, kl_penalised_rewards, outcome_to_tokens
 from lit_reason.networks import Entropy, values_and_after
+from lit_reason.statistics import mismatch
 
 if TYPE_CHECKING:
     from lit_reason.module import ReasonModule
@@ -29,10 +30,13 @@ def annotate(
         module: Its networks score the rollout, its estimator makes the advantages.
         rollout: B responses.
         micro_batches: Row indices; those of the first epoch, so that the first importance ratio
-            is exactly 1.
+            is exactly 1 where the trainer computes old log-probs.
 
     Returns:
         The experience, and the (B,) quantities that the estimator describes.
+
+    Raises:
+        ConfigError: `old_logprobs` is "engine", and the engine gave none.
     """
     columns = _columns(module, rollout, micro_batches)
     rewards = token_rewards(rollout, columns, module.kl_in_reward)
@@ -58,6 +62,24 @@ def annotate(
         **columns,
     )
     return experience, extra
+
+
+def compare(
+    module: ReasonModule, experience: Experience, micro_batches: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """`mismatch` of the rollout, or of each 16th response where old log-probs are the engine's.
+
+    Args:
+        module: Its actor has not been updated yet.
+        experience: What `annotate` made.
+        micro_batches: Row indices of the first epoch.
+    """
+    rollout, old = experience.rollout, experience.old_logprobs
+    if module.old_logprobs == "trainer" or old is None:
+        return mismatch(rollout, old)
+    rows = torch.cat([*micro_batches, torch.zeros(1, dtype=torch.long)])[::16]
+    some = rollout[rows.to(rollout.rewards.device)]
+    return mismatch(some, module.score(module.actor, some).logprobs)
 
 
 def token_rewards(rollout: RolloutBatch, columns: dict[str, Tensor], kl_in_reward: float) -> Tensor:
@@ -95,11 +117,25 @@ def _scored(module: ReasonModule, micro: RolloutBatch) -> dict[str, Tensor]:
     scored: dict[str, Tensor | None] = {}
     of_policy = module.phase == "joint" and not bool(micro.critic_only.all())
     if of_policy or module.kl_in_reward or module.monitor_entropy:
-        mode: Entropy = "detached" if module.monitor_entropy else "none"
-        outputs = module.score(module.actor, micro, mode)
-        scored |= {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
+        scored |= _of_actor(module, micro)
         if module.reference is not None:
             scored["ref_logprobs"] = module.score(module.reference, micro).logprobs
     if module.critic is not None:
         scored["values"], scored["after"] = values_and_after(module.critic, micro)
     return {name: value for name, value in scored.items() if value is not None}
+
+
+def _of_actor(module: ReasonModule, micro: RolloutBatch) -> dict[str, Tensor | None]:
+    """Old log-probs and entropy: of a forward pass, or where they can be, of the engine."""
+    drawn, entropy = micro.sampled_logprobs, micro.sampled_entropy
+    if module.old_logprobs == "engine" and drawn is None:
+        raise ConfigError(
+            "model.old_logprobs=engine: data.engine returns no log-probs; let it set "
+            "Response.logprobs, or choose trainer"
+        )
+    mode: Entropy = "detached" if module.monitor_entropy else "none"
+    if module.old_logprobs == "engine" and (mode == "none" or entropy is not None):
+        return {"old_logprobs": drawn, "entropy": entropy}
+    outputs = module.score(module.actor, micro, mode)
+    known = drawn if module.old_logprobs == "engine" else outputs.logprobs
+    return {"old_logprobs": known, "entropy": outputs.entropy}

@@ -54,6 +54,8 @@ class Response:
         truncated: The token budget ended before an end token was sampled.
         logprobs: Of each token, in the distribution that the engine drew it from; `None` where it
             does not say. Two responses are equal without them.
+        entropies: Entropy in nats of that distribution at each token; `None` where the engine was
+            not asked, or cannot say.
         mask: Whether the policy sampled each token; `None` where it sampled all. The others, the
             output of a tool for example, are context of what follows: they count in no loss and no
             advantage, and GAE carries over them.
@@ -64,6 +66,7 @@ class Response:
     truncated: bool
     logprobs: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
     mask: tuple[bool, ...] | None = None
+    entropies: tuple[float, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def length(self) -> int:
@@ -166,6 +169,7 @@ class RolloutBatch(_Rows):
             `None` stands for all.
         sampled_logprobs: (B, T) float32: what the engine says of each token that it drew, 0 on
             padding; `None` where it does not.
+        sampled_entropy: (B, T) float32: the entropy of the distribution it drew from, likewise.
         answer_ids: (B,) int64: equal answers to a problem share a number, -1 without an answer; in
             evaluation only.
         temperature: The sampling temperature, at which log-probs are scored.
@@ -197,6 +201,7 @@ class RolloutBatch(_Rows):
     prompt_index: Tensor
     judged: Tensor | None = None
     sampled_logprobs: Tensor | None = None
+    sampled_entropy: Tensor | None = None
     answer_ids: Tensor | None = None
     temperature: float = 1.0
     prompts: tuple[Prompt, ...] = ()
@@ -293,7 +298,7 @@ class RolloutBatch(_Rows):
         token_rewards, step_mask = _pad_token_rewards(groups, rows, response_mask)
         scored = torch.tensor([groups[g].scored[r] for g, r in rows])
         only = torch.tensor([g >= policy_groups for g, _ in rows])
-        policy_mask, sampled_logprobs = _of_engine(responses, response_mask)
+        policy_mask = _policy_mask(responses, response_mask)
         trains = policy_mask & scored[:, None]
         return cls(
             prompt_ids=flipped.flip(1),
@@ -314,7 +319,8 @@ class RolloutBatch(_Rows):
             truncated=torch.tensor([r.truncated for r in responses]),
             scored=scored,
             critic_only=only,
-            sampled_logprobs=sampled_logprobs,
+            sampled_logprobs=_column([r.logprobs for r in responses], response_mask),
+            sampled_entropy=_column([r.entropies for r in responses], response_mask),
             group_ids=torch.tensor([g for g, _ in rows]),
             prompt_index=torch.tensor([groups[g].prompt.index for g, _ in rows]),
             prompts=tuple(groups[g].prompt for g, _ in rows),
@@ -330,8 +336,9 @@ class Experience(_Rows):
 
     Attributes:
         rollout: The batch, after the callbacks edited it.
-        old_logprobs: (B, T) float32: of the policy that generated, recomputed by the trainer;
-            `None` while only the critic learns and nobody reads them.
+        old_logprobs: (B, T) float32: of the policy that generated, recomputed by the trainer or
+            as the engine gave them (`model.old_logprobs`); `None` while only the critic learns and
+            nobody reads them.
         ref_logprobs: (B, T) float32: of the frozen reference; `None` if no term asks for it.
         entropy: (B, T) float32: of the old policy; `None` if nobody asked for it.
         values: (B, T) float32: of the critic before the update; `None` without one.
@@ -392,18 +399,23 @@ def _pad_right(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tens
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]
 
 
-def _of_engine(
-    responses: Sequence[Response], response_mask: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """(B, T) what the policy sampled, and the engine's log-probs if it gave those of all."""
-    policy_mask, logprobs = response_mask.clone(), torch.zeros(response_mask.shape)
+def _policy_mask(responses: Sequence[Response], response_mask: Tensor) -> Tensor:
+    """(B, T) what the policy sampled."""
+    policy_mask = response_mask.clone()
     for row, response in enumerate(responses):
         if response.mask is not None:
             policy_mask[row, : response.length] = torch.tensor(response.mask, dtype=torch.bool)
-        if response.logprobs is not None:
-            logprobs[row, : response.length] = torch.tensor(response.logprobs)
-    known = all(response.logprobs is not None for response in responses)
-    return policy_mask, logprobs if known else None
+    return policy_mask
+
+
+def _column(numbers: Sequence[tuple[float, ...] | None], response_mask: Tensor) -> Tensor | None:
+    """(B, T) what the engine says of each token, 0 on padding, if it says it of all responses."""
+    column = torch.zeros(response_mask.shape)
+    for row, values in enumerate(numbers):
+        if values is None:
+            return None
+        column[row, : len(values)] = torch.tensor(values)
+    return column
 
 
 def _pad_token_rewards(

@@ -28,6 +28,11 @@ def check_parts(module: ReasonModule) -> None:
         raise ConfigError(
             "model.policy.aggregation=null: the policy term needs one, for example TokenMean"
         )
+    if module.old_logprobs == "engine" and getattr(module.policy, "correction", None) is not None:
+        raise ConfigError(
+            "model.policy.correction: compares the engine's log-probs with the trainer's, and "
+            "model.old_logprobs=engine has no others; set it to trainer, or the correction to null"
+        )
     for name in module.terms:
         if name in ("policy", "value", "loss"):
             raise ConfigError(
@@ -176,6 +181,12 @@ def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
         ConfigError: The first such size.
     """
     module.update.check(data.groups_per_rollout * data.group_size)
+    if module.old_logprobs == "engine" and (data.sampling.top_p < 1 or data.sampling.top_k):
+        raise ConfigError(
+            f"model.old_logprobs=engine: with data.sampling.top_p={data.sampling.top_p}, top_k="
+            f"{data.sampling.top_k} the engine's log-probs are of another distribution than the "
+            "trainer's; use 1 and 0, or choose trainer"
+        )
     if data.group_size == 1 and isinstance(module.advantage, GroupRelative):
         raise ConfigError(
             "data.group_size=1: model.advantage=GroupRelative compares the responses of a group, "

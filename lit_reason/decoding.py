@@ -21,10 +21,12 @@ class Sampled(NamedTuple):
     Attributes:
         ids: (B, T) int64, responses without their prompts; padding after an end token.
         logprobs: (B, T) float32, of each token in the distribution it was drawn from; 0 on padding.
+        entropies: (B, T) float32, of that distribution; `None` if not asked for.
     """
 
     ids: Tensor
     logprobs: Tensor
+    entropies: Tensor | None
 
 
 def decode(
@@ -34,6 +36,7 @@ def decode(
     stopping_criteria: Any,
     generation_config: Any,
     copies: int,
+    entropy: bool = False,
     **inputs: Any,
 ) -> Sampled:
     """Draws `copies` responses to each prompt.
@@ -48,6 +51,7 @@ def decode(
         stopping_criteria: Not read: responses end with an end token or the budget.
         generation_config: Budget, end tokens, and whether to draw or take the likeliest.
         copies: G.
+        entropy: Also return entropies.
         **inputs: `attention_mask`, (N, P), 0 on padding and `None` without any; and an empty
             cache under the name that `cache_argument` gives.
     """
@@ -74,18 +78,27 @@ def decode(
     ids = torch.cat([prompts, prompts.new_full((rows, budget), pad)], 1)
     mask = torch.cat([mask, mask.new_ones(rows, budget)], 1)
     logprobs = torch.zeros(rows, budget, device=ids.device)
+    entropies = torch.zeros_like(logprobs) if entropy else None
     active = torch.arange(rows, device=ids.device)  # the rows that are in the batch
     running = torch.ones(rows, dtype=torch.bool, device=ids.device)
     for step in range(budget):
         end = width + step
         seen = ids[active, :end]
-        tokens, drawn = _draw(logits_processor(seen, logits.float()), generation_config.do_sample)
+        scores = logits_processor(seen, logits.float()).log_softmax(-1)
+        tokens, drawn = _draw(scores, generation_config.do_sample)
         on = active[running]
         ids[on, end], logprobs[on, step] = tokens[running], drawn[running]
+        if entropies is not None:
+            entropies[on, step] = torch.special.entr(scores.exp()).sum(-1)[running]
         running &= ~torch.isin(tokens, ends)
         left = int(running.sum())
         if not left or step + 1 == budget:
-            return Sampled(ids[:, width : end + 1], logprobs[:, : step + 1])
+            made = slice(step + 1)
+            return Sampled(
+                ids[:, width : end + 1],
+                logprobs[:, made],
+                None if entropies is None else entropies[:, made],
+            )
         if left <= len(active) - max(len(active) // 8, 1):
             keep = running.nonzero().squeeze(1)
             cache.batch_select_indices(keep)
@@ -102,9 +115,8 @@ def decode(
     raise AssertionError("the budget is at least one token")
 
 
-def _draw(scores: Tensor, at_random: bool) -> tuple[Tensor, Tensor]:
+def _draw(logprobs: Tensor, at_random: bool) -> tuple[Tensor, Tensor]:
     """(B,) tokens of a distribution, and (B,) their log-probabilities."""
-    logprobs = scores.log_softmax(-1)
-    likeliest = scores.argmax(-1, keepdim=True)
+    likeliest = logprobs.argmax(-1, keepdim=True)
     tokens = torch.multinomial(logprobs.exp(), 1) if at_random else likeliest
     return tokens.squeeze(1), logprobs.gather(1, tokens).squeeze(1)

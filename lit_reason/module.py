@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -16,7 +16,7 @@ from torch.optim import LBFGS, AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_reason.advantages import AdvantageEstimator
-from lit_reason.annotation import annotate
+from lit_reason.annotation import annotate, compare
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import (
@@ -43,7 +43,7 @@ from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
-from lit_reason.statistics import average, describe, mismatch, over_ranks
+from lit_reason.statistics import average, describe, over_ranks
 
 
 class ReasonModule(LightningModule):
@@ -66,6 +66,9 @@ class ReasonModule(LightningModule):
             GRPO, DeepSeekMath Alg. 1); null keeps the starting policy.
         reference_offload: Keep the reference's weights on the CPU, and on the device only while a
             rollout is scored.
+        old_logprobs: Where the log-probs before the update come from: a forward pass of the
+            "trainer", or what the "engine" drew with, which saves the pass. An engine of another
+            precision or implementation then biases the ratio of the policy term, uncorrected.
         logprob_chunk: Positions whose vocabulary logits are reduced at once; null picks a size.
         actor_optimizer: Optimizer of the actor.
         critic_optimizer: Optimizer of the critic; null is as `actor_optimizer`.
@@ -84,6 +87,7 @@ class ReasonModule(LightningModule):
         kl_in_reward: float = 0.0,
         reference_refresh: int | None = None,
         reference_offload: bool = False,
+        old_logprobs: Literal["trainer", "engine"] = "trainer",
         logprob_chunk: int | None = None,
         actor_optimizer: OptimizerCallable = lambda p: AdamW(p, lr=1e-6),
         critic_optimizer: OptimizerCallable | None = None,
@@ -98,6 +102,7 @@ class ReasonModule(LightningModule):
         self.terms = {name: term for name, term in (terms or {}).items() if term is not None}
         self.kl_in_reward, self.reference_refresh = kl_in_reward, reference_refresh
         self.reference_offload, self.logprob_chunk = reference_offload, logprob_chunk
+        self.old_logprobs = old_logprobs
         self.optimizer_factories = {
             "actor": actor_optimizer,
             "critic": critic_optimizer or actor_optimizer,
@@ -270,7 +275,8 @@ class ReasonModule(LightningModule):
         """`annotation.annotate` with this module's networks, and the statistics to log."""
         with lent(self.reference, self.device) if self.offloads else nullcontext():
             experience, extra = annotate(self, rollout, micro_batches)
-        return experience, self._describe(experience, extra)
+        apart = compare(self, experience, micro_batches)
+        return experience, self._describe(experience, extra, apart)
 
     def score(self, network: nn.Module, micro: RolloutBatch, entropy: Entropy = "none") -> Any:
         """`policy_outputs` of the actor or the reference at the sampling temperature."""
@@ -366,11 +372,18 @@ class ReasonModule(LightningModule):
 
     # --- logging ------------------------------------------------------------------------------
 
-    def _describe(self, experience: Experience, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+    @property
+    def wants_sampled_entropy(self) -> bool:
+        """Whether the engine is to say the entropy of what it draws from, if it can."""
+        return self.monitor_entropy and self.old_logprobs == "engine"
+
+    def _describe(
+        self, experience: Experience, extra: dict[str, Tensor], apart: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Statistics of the rollout and of the annotation, the same on every rank."""
         rollout = experience.rollout
         stats = describe(rollout.of_policy, {k: v[~rollout.critic_only] for k, v in extra.items()})
-        stats |= mismatch(experience)
+        stats |= apart
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.returns is not None:

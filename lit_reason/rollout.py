@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from lit_reason.batch import Prompt, Response
@@ -157,17 +157,19 @@ def check_responses(
 
 def _check_tokens(key: str, response: Response, vocabulary: int) -> None:
     """Refuses ids that are no tokens, and columns beside them that do not fit."""
-    ids, logprobs, mask = response.ids, response.logprobs, response.mask
+    ids, mask = response.ids, response.mask
+    logprobs, entropies = response.logprobs, response.entropies
     if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < vocabulary):
         raise ConfigError(f"{key}: a response has ids that are no tokens of the model")
-    for name, column in (("logprobs", logprobs), ("mask", mask)):
+    for name, column in (("logprobs", logprobs), ("entropies", entropies), ("mask", mask)):
         if column is not None and len(column) != len(ids):
             raise ConfigError(
                 f"{key}: a response of {len(ids)} tokens has {len(column)} entries in {name}; "
                 "give one a token, or None"
             )
-    if not all(map(math.isfinite, logprobs or ())):
-        raise ConfigError(f"{key}: a response has logprobs that are not finite")
+    for name, numbers in (("logprobs", logprobs), ("entropies", entropies)):
+        if not all(map(math.isfinite, numbers or ())):
+            raise ConfigError(f"{key}: a response has {name} that are not finite")
     if set(map(type, mask or ())) - {bool}:
         raise ConfigError(f"{key}: a response has a mask of other values than True and False")
 
@@ -235,15 +237,18 @@ class HFEngine(RolloutEngine):
             generation_config=generation_config(sampling, eos_ids, tokenizer.pad_token_id),
             custom_generate=decode,
             copies=copies,
+            entropy=self.module.wants_sampled_entropy,
             **{cache_argument(actor): growing_cache(actor.config)},
         )
-        out, logprobs = (x.cpu() for x in sampled)
+        out = sampled.ids.cpu()
         keep, truncated = response_mask(out, eos_ids)
-        ids = [row[m].tolist() for row, m in zip(out, keep, strict=True)]
+        ids, logprobs, entropies = (_rows(x, keep) for x in (out, *sampled[1:]))
         texts = tokenizer.decode(ids, skip_special_tokens=True)
         return [
-            Response(tuple(i), text, bool(cut), tuple(drawn[: len(i)].tolist()))
-            for i, text, cut, drawn in zip(ids, texts, truncated, logprobs, strict=True)
+            Response(row, text, bool(cut), drawn, None, entropy)
+            for row, text, cut, drawn, entropy in zip(
+                ids, texts, truncated, logprobs, entropies, strict=True
+            )
         ]
 
     @contextmanager
@@ -291,6 +296,13 @@ def generation_config(sampling: Sampling, eos_ids: list[int], pad_id: int) -> Ge
         num_beams=1,
         use_cache=True,
     )
+
+
+def _rows(x: Tensor | None, keep: Tensor) -> list[Any]:
+    """What `keep` leaves of each row, or `None` for each row."""
+    if x is None:
+        return [None] * len(keep)
+    return [tuple(row[m].tolist()) for row, m in zip(x.cpu(), keep, strict=True)]
 
 
 @contextmanager

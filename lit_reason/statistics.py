@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_reason.batch import Experience, RolloutBatch
+from lit_reason.batch import RolloutBatch
 from lit_reason.functional import kl_k3, masked_mean, zero_outside
 
 
@@ -36,25 +36,25 @@ def describe(rollout: RolloutBatch, extra: dict[str, Tensor]) -> dict[str, Tenso
     return stats
 
 
-def mismatch(experience: Experience) -> dict[str, Tensor]:
+def mismatch(rollout: RolloutBatch, logprobs: Tensor | None) -> dict[str, Tensor]:
     """How far the engine's log-probs of this rank's tokens are from the trainer's.
 
     Empty where one of them is unknown.
 
     Args:
-        experience: A rollout with the trainer's log-probs before the update.
+        rollout: B responses.
+        logprobs: (B, T), the trainer's before the update.
     """
-    rollout, old = experience.rollout, experience.old_logprobs
-    if rollout.sampled_logprobs is None or old is None:
+    if rollout.sampled_logprobs is None or logprobs is None:
         return {}
     mask = rollout.policy_mask & ~rollout.critic_only[:, None]
     sampled = rollout.sampled_logprobs
-    apart = zero_outside((old - sampled).abs(), mask)
+    apart = zero_outside((logprobs - sampled).abs(), mask)
     return {
         "mismatch/logprob": masked_mean(apart, mask),
         "mismatch/logprob_max": apart.max(),
-        "mismatch/ratio": masked_mean((old - sampled).exp(), mask),
-        "mismatch/kl": masked_mean(kl_k3(sampled, old), mask),
+        "mismatch/ratio": masked_mean((logprobs - sampled).exp(), mask),
+        "mismatch/kl": masked_mean(kl_k3(sampled, logprobs), mask),
     }
 
 

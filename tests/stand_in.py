@@ -108,6 +108,7 @@ class Copy(Server):
                 backbone=self.backbone,
                 device=torch.device("cpu"),
                 trainer=self.trainer,
+                wants_sampled_entropy=False,
             )
         )
         sampling = Sampling(body["temperature"], body["top_p"], body["top_k"], body["max_tokens"])

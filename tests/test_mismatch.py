@@ -4,6 +4,7 @@ import copy
 import csv
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,10 +17,10 @@ from lit_reason.correction import Correction
 from lit_reason.errors import ConfigError
 from lit_reason.networks import state_values
 from lit_reason.objectives import ClippedSurrogate
-from lit_reason.rollout import HFEngine, RolloutEngine
+from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
 from lit_reason.statistics import mismatch
 from lit_reason.verdict import Verdict
-from tests.conftest import SMALL, demonstrations, fit, tiny
+from tests.conftest import SMALL, demonstrations, fails, fit, tiny
 from tests.steps import Recorder, build, experience_of, shift_weights
 
 QUIET = [*SMALL, "--trainer.max_epochs=1", "--data.rollouts_per_epoch=1"]
@@ -117,6 +118,76 @@ def test_the_loss_is_that_of_each_token_times_its_weight(backbone, level, cut):
     weights = term.correction.weights(experience)
     torch.testing.assert_close(term.loss(experience, outputs), plain * weights)
     assert 0 < float(term.stats(experience, outputs)["correction_cut"].mean()) < 1
+
+
+# --- old log-probs that are the engine's ----------------------------------------------------------
+
+ENGINE = "--model.old_logprobs=engine"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "vapo"])
+def test_old_log_probs_of_the_engine_train_the_same(algorithm):
+    joint = [*SMALL, "--trainer.max_epochs=1", "--data.rollouts_per_epoch=2"]
+    joint += ["--callbacks.value_warmup.rollouts=1"] if algorithm == "vapo" else []
+    own = metrics(fit(*tiny(algorithm), *joint))
+    drawn = metrics(fit(*tiny(algorithm), *joint, ENGINE, run_dir="engine"))
+    assert own.keys() == drawn.keys()
+    apart = {k for k in own if not k.startswith(("time/", "mismatch/"))}
+    for key in apart:
+        assert drawn[key] == pytest.approx(own[key], abs=2e-4, rel=1e-3), key
+    assert 0 < drawn["mismatch/logprob_max"] < 1e-4
+
+
+@pytest.mark.parametrize("place", ["trainer", "engine"])
+def test_what_the_engine_said_is_not_computed_again(backbone, monkeypatch, place):
+    rollout, scored = demonstrations(backbone), []
+    rollout.sampled_logprobs = torch.zeros(rollout.response_ids.shape)
+    module = build(backbone, old_logprobs=place)
+    score = module.score
+    monkeypatch.setattr(module, "score", lambda n, r, *a: scored.append(len(r)) or score(n, r, *a))
+    experience, _ = module.annotate(rollout, list(torch.arange(len(rollout)).split(4)))
+    assert scored == ([4, 4, 4, 4] if place == "trainer" else [2])
+    assert (experience.old_logprobs == 0).all() == (place == "engine")
+
+
+def test_entropies_of_the_engine_are_those_of_the_trainer(backbone):
+    module = build(backbone, old_logprobs="engine")
+    module.monitor_entropy = True
+    engine = HFEngine(micro_batch_size=8)
+    engine.bind(module)
+    prompts = [backbone.tokenizer(t)["input_ids"] for t in ("max(1,2)+3=", "max(7,2)+12=")]
+    groups = engine.generate(prompts, 6, Sampling(temperature=0.7, max_new_tokens=40), seed=0)
+    made = [
+        Group(Prompt(i, "", ""), ids, group, [Verdict.of(False)] * 6, [0.0] * 6)
+        for i, (ids, group) in enumerate(zip(prompts, groups, strict=True))
+    ]
+    rollout = RolloutBatch.from_groups(made, backbone.tokenizer.pad_token_id, temperature=0.7)
+    with torch.no_grad():
+        want = module.score(module.actor, rollout, "detached")
+    torch.testing.assert_close(rollout.sampled_entropy, want.entropy, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(rollout.sampled_logprobs, want.logprobs, atol=2e-5, rtol=1e-5)
+    assert torch.equal(experience_of(module, rollout).entropy, rollout.sampled_entropy)
+
+
+def test_an_engine_that_samples_otherwise_shows_without_a_pass_over_all():
+    logged = metrics(fit(*tiny("dapo"), *QUIET, ENGINE, f"--data.engine={__name__}.Hotter"))
+    assert logged["mismatch/logprob"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ([f"--data.engine={__name__}.Silent"], r"data\.engine returns no log-probs"),
+        (["--model.policy.correction.cap=2"], r"model\.policy\.correction: "),
+        (["--data.sampling.top_p=0.9"], r"data\.sampling\.top_p=0\.9"),
+        (["--data.sampling.top_k=5"], r"top_k=5"),
+        (["--model.old_logprobs=critic"], r"model\.old_logprobs"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:data.sampling.top_")
+def test_what_the_log_probs_of_an_engine_cannot_do_is_refused(capsys, args, named):
+    line = fails(capsys, "fit", *tiny("grpo"), *QUIET, ENGINE, *args, "--run_dir=run")
+    assert re.search(named, line), line
 
 
 # --- tokens that the policy did not sample --------------------------------------------------------
@@ -221,7 +292,7 @@ def test_rows_of_the_critic_alone_are_in_no_mismatch(backbone):
     rollout.sampled_logprobs = experience.old_logprobs.clone()
     rollout.sampled_logprobs[12:] -= 1.0
     rollout.critic_only[12:] = True
-    assert mismatch(experience)["mismatch/logprob_max"] == 0
+    assert mismatch(rollout, experience.old_logprobs)["mismatch/logprob_max"] == 0
 
 
 def test_rows_of_the_critic_alone_are_valued_too(backbone):

@@ -138,6 +138,7 @@ def test_c01_left_padding_changes_neither_values_nor_greedy_responses(name):
             device=torch.device("cpu"),
             backbone=SimpleNamespace(tokenizer=tokenizer, eos_ids=[2]),
             trainer=SimpleNamespace(precision_plugin=precision),
+            wants_sampled_entropy=False,
         )
     )
     greedy = Sampling(temperature=0.0, max_new_tokens=12)

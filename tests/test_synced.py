@@ -43,6 +43,7 @@ class Copied(SyncedEngine):
                 backbone=self.module.backbone,
                 device=self.module.device,
                 trainer=self.module.trainer,
+                wants_sampled_entropy=False,
             )
         )
         return engine.generate(prompts, samples, sampling, seed)
