@@ -4,10 +4,12 @@
     python scripts/benchmark.py                                    cases a and b, minutes
     python scripts/benchmark.py --cases a b c --smollm2 /tmp/smollm2
 
-Contenders: `dapo` and `vapo` of this package, and `trl` (`loss_type="dapo"`). Each lives in a
-process of its own and waits while another works; a round is one training step of each, and what is
-printed are medians over rounds. `--clock cpu` counts the seconds of the processes themselves, for a
-machine that does other work too. Nothing filters or drops responses, as TRL does not.
+Contenders: `dapo` and `vapo` of this package, which take old log-probs from the engine,
+`dapo_rescored`, which computes them again as TRL does, and `trl` (`loss_type="dapo"`). Each lives
+in a process of its own and waits while another works; a round is one training step of each, and
+what is printed are medians over rounds. `--clock cpu` counts the seconds of the processes
+themselves, for a machine that does other work too. Nothing filters or drops responses, as TRL does
+not.
 
 Cases: (a) the built-in policy and task; (b) a random model of the same size whose end token has a
 fixed probability, so that responses of one batch are ragged; (c) SmolLM2-135M, as written by
@@ -146,7 +148,8 @@ def _version(package: str) -> str | None:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--cases", nargs="+", choices="abc", default=["a", "b"])
-    parser.add_argument("--contenders", nargs="+", choices=("dapo", "vapo", "trl"), default=None)
+    known = ("dapo", "dapo_rescored", "vapo", "trl")
+    parser.add_argument("--contenders", nargs="+", choices=known, default=known)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -155,7 +158,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--smollm2", default="smollm2", help="folder of the model of case c")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(args)
-    contenders = options.contenders or ["dapo", "vapo", "trl"]
+    contenders = options.contenders
     if "trl" in contenders and _version("trl") is None:
         parser.error("--contenders: trl is not installed; pip install trl, or name dapo and vapo")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

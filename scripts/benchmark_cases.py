@@ -25,6 +25,7 @@ class Case:
         max_new_tokens: Budget of a response.
         updates: Optimizer steps a rollout.
         rows: Most responses in a forward pass with gradient.
+        tokens: Most tokens in one, padding included, for the contenders that can count them.
         threads: Of torch.
         rounds: Training steps that are measured, after one that is not.
         seed: Of sampling and order.
@@ -37,6 +38,7 @@ class Case:
     max_new_tokens: int = 120
     updates: int = 4
     rows: int = 32
+    tokens: int = 2048
     threads: int = 1
     rounds: int = 5
     seed: int = 0
@@ -109,7 +111,7 @@ QUESTIONS = (
 def build_case(name: str, folder: Path, smollm2: str, **settings: Any) -> Case:
     """One of the three cases."""
     if name == "c":
-        sizes = {"max_new_tokens": 64, "rows": 8, **settings}
+        sizes = {"max_new_tokens": 64, "rows": 8, "tokens": 256, **settings}
         return Case(smollm2, QUESTIONS, **sizes)
     if name == "a":
         return Case(Bundled().path, plan_count_prompts(16), **settings)

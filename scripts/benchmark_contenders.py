@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from benchmark_cases import Case, judge
@@ -113,7 +113,9 @@ class Stages(Callback):
         self.meter.end(batch.prompt_mask, batch.response_mask)
 
 
-def run_lit_reason(case: Case, connection: Any, critic: bool) -> None:
+def run_lit_reason(
+    case: Case, connection: Any, critic: bool, old_logprobs: Literal["engine", "trainer"]
+) -> None:
     """DAPO, or VAPO with `critic`, without what TRL has no counterpart of."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(case.threads)
@@ -124,7 +126,12 @@ def run_lit_reason(case: Case, connection: Any, critic: bool) -> None:
         ClippedSurrogate(0.2, 0.28),
         ValueLoss() if critic else None,
         {"positive_lm": PositiveExampleLM(0.1)} if critic else None,
-        Update(minibatch_size=case.responses // case.updates, micro_batch_size=case.rows),
+        Update(
+            minibatch_size=case.responses // case.updates,
+            micro_batch_size=case.rows,
+            micro_batch_tokens=case.tokens,
+        ),
+        old_logprobs=old_logprobs,
         actor_optimizer=lambda p: AdamW(p, lr=1e-6, weight_decay=0.0, fused=True),
     )
     data = RolloutDataModule(
@@ -228,4 +235,5 @@ def work(contender: str, case: Case, connection: Any) -> None:
     if contender == "trl":
         run_trl(case, connection)
     else:
-        run_lit_reason(case, connection, critic=contender == "vapo")
+        critic, again = contender == "vapo", contender == "dapo_rescored"
+        run_lit_reason(case, connection, critic, "trainer" if again else "engine")
