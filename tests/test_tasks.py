@@ -89,6 +89,7 @@ def test_a_limit_spreads_its_problems_and_refuses_nonsense():
         ({"slip": -0.1}, r"slip=-0\.1"),
         ({"operations": ()}, r"operations"),
         ({"plans": 5}, r"task.plans=5"),
+        ({"operands": "paired"}, r"task.operands=paired: needs task.plans of at least 2"),
         ({"chatter": 1.0}, r"task.chatter=1.0"),
     ],
 )
@@ -137,6 +138,13 @@ def test_demonstrations_slip_as_often_as_configured_and_slips_show_as_steps():
         wrong += valid.count(False)
         assert re.fullmatch(task.response_pattern, text)
     assert abs(wrong / steps - 0.1) < 0.01
+
+
+def test_paired_operands_show_which_one_is_right():
+    task = PlanCount(plans=3, operands="paired")
+    chosen = {(c.right, c.other) for problem in task.problems for c in problem.choices}
+    assert chosen == {(2, 1), (4, 3), (6, 5), (8, 7)}
+    assert {c.a > c.b for problem in task.problems for c in problem.choices} == {True, False}
 
 
 def test_several_plans_make_one_number_and_all_must_be_right():

@@ -17,8 +17,10 @@ from lit_reason.verdict import Status, Verdict
 ALPHABET = "0123456789+=(),aimnx"
 LETTERS = "aimnx"
 SAMPLED = 5000  # problems drawn where there are too many to list
+PAIRS = ((1, 2), (3, 4), (5, 6), (7, 8))
 
 Operation = Literal["max", "min"]
+Operands = Literal["any", "paired"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class PlanCount(Task):
         limit: Use only so many problems, spread evenly; null uses all.
         plans: Number of plans of a problem, from 1 to 4. With one the problems are all there are;
             with several they are a fixed sample of about 5,000, with operands from 1 to 9.
+        operands: With "paired" those of a plan are 1 and 2, 3 and 4, 5 and 6, or 7 and 8, so that
+            the right one shows by itself, and a critic sees it soon. Needs several `plans`.
         chatter: Probability of a letter before a step of a demonstration, and of another one behind
             each letter.
 
@@ -112,28 +116,16 @@ class PlanCount(Task):
         slip: float = 0.003,
         limit: int | None = None,
         plans: int = 1,
+        operands: Operands = "any",
         chatter: float = 0.0,
     ) -> None:
-        if not 1 <= n_min <= n_max <= 90:
-            key = f"n_min={n_min}" if 1 <= n_max <= 90 and n_min != 2 else f"n_max={n_max}"
-            raise ConfigError(
-                f"task.{key}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example 2 and 16"
-            )
-        for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
-        if not 0 <= chatter <= 0.9:
-            raise ConfigError(f"task.chatter={chatter}: must lie between 0 and 0.9")
-        if limit is not None and limit < 1:
-            raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
-        if not operations:
-            raise ConfigError("task.operations=(): choose max, min or both")
-        if not 1 <= plans <= 4:
-            raise ConfigError(f"task.plans={plans}: must lie between 1 and 4")
+        _check_steps(n_min, n_max, operations, limit)
+        _check_rates(wrong_plan, slip, chatter)
+        _check_plans(plans, operands)
         self.wrong_plan, self.slip, self.chatter = wrong_plan, slip, chatter
         self.n_min, self.n_max = n_min, n_max
         steps = range(n_min, n_max + 1)
-        every = _all(operations, steps) if plans == 1 else _some(operations, steps, plans)
+        every = _all(operations, steps) if plans == 1 else _some(operations, steps, plans, operands)
         problems = [p for p in every if _is_held_out(p.text) == (split == "held_out")]
         count = len(problems) if limit is None else min(limit, len(problems))
         self.problems = [problems[i * len(problems) // count] for i in range(count)]
@@ -212,6 +204,35 @@ def judged(correct: bool, answer: str | None) -> Verdict:
     return Verdict(Status.NO_ANSWER) if answer is None and not correct else verdict
 
 
+def _check_steps(
+    n_min: int, n_max: int, operations: Sequence[Operation], limit: int | None
+) -> None:
+    if not 1 <= n_min <= n_max <= 90:
+        key = f"n_min={n_min}" if 1 <= n_max <= 90 and n_min != 2 else f"n_max={n_max}"
+        raise ConfigError(
+            f"task.{key}: need 1 <= n_min={n_min} <= n_max={n_max} <= 90, for example 2 and 16"
+        )
+    if limit is not None and limit < 1:
+        raise ConfigError(f"task.limit={limit}: must be at least 1, or null for all problems")
+    if not operations:
+        raise ConfigError("task.operations=(): choose max, min or both")
+
+
+def _check_rates(wrong_plan: float, slip: float, chatter: float) -> None:
+    for name, value in (("wrong_plan", wrong_plan), ("slip", slip)):
+        if not 0 <= value <= 1:
+            raise ConfigError(f"task.{name}={value}: must lie in [0, 1]")
+    if not 0 <= chatter <= 0.9:
+        raise ConfigError(f"task.chatter={chatter}: must lie between 0 and 0.9")
+
+
+def _check_plans(plans: int, operands: Operands) -> None:
+    if not 1 <= plans <= 4:
+        raise ConfigError(f"task.plans={plans}: must lie between 1 and 4")
+    if plans == 1 and operands != "any":
+        raise ConfigError(f"task.operands={operands}: needs task.plans of at least 2, or any")
+
+
 def _number(digits: Iterable[int]) -> int:
     return int("".join(map(str, digits)))
 
@@ -228,19 +249,24 @@ def _all(operations: Sequence[Operation], steps: range) -> list[Problem]:
     ]
 
 
-def _some(operations: Sequence[Operation], steps: range, plans: int) -> list[Problem]:
+def _some(
+    operations: Sequence[Operation], steps: range, plans: int, operands: Operands
+) -> list[Problem]:
     """A sample of the problems with several plans, the same one every time."""
     rng = random.Random(plans)
     drawn = {
         Problem(
-            tuple(
-                Choice(rng.choice(operations), *rng.sample(range(1, 10), 2)) for _ in range(plans)
-            ),
+            tuple(Choice(rng.choice(operations), *_operands(rng, operands)) for _ in range(plans)),
             rng.choice(steps),
         ): None
         for _ in range(SAMPLED)
     }
     return list(drawn)
+
+
+def _operands(rng: random.Random, operands: Operands) -> list[int]:
+    among: Sequence[int] = range(1, 10) if operands == "any" else rng.choice(PAIRS)
+    return rng.sample(among, 2)
 
 
 def _following(part: str) -> str | None:
