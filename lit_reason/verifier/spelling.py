@@ -79,6 +79,8 @@ def bare(text: str) -> str:
         >>> bare(r"\[\textcolor{red}{5}\]"), bare(r"\underline{5}")
         ('{5}', '{5}')
     """
+    if _DECIMAL.fullmatch(text) or _FRACTION.fullmatch(text):  # most answers are
+        return text.rstrip(".")
     inside = last_box(text)
     text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
     text = without_markup(in_ascii(text).removesuffix("$.").strip(" $€£"))
