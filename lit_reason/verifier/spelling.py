@@ -32,7 +32,7 @@ _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
 )
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_TEX_GROUPING = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s*(?=\d{3}(?!\d))")
+_TEX_GROUPING = re.compile(r"(?<=\d)(?:, ?\\!|\{,\})\s*(?=\d{3}(?!\d))")
 _LISTED = re.compile(r",\s")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _EQUALITY = re.compile(r"=|\\(?:approx|simeq|doteq)(?![a-zA-Z])")
