@@ -410,6 +410,8 @@ def test_a_stated_answer_is_found(mode):
         ("answer", "Answer: 17\nAnswer: $$\n18\n$$\nDone.", "$$\n18\n$$"),
         ("answer", "Answer: \\[ x =\n18 \\]", "\\[ x =\n18 \\]"),
         ("answer", "Answer: $$18\n", "$$18"),
+        ("answer", "Answer: $$18$$ dollars", "$$18$$"),
+        ("answer", "Answer: \\[18\\] or \\[19\\]\nDone.", "\\[18\\] or \\[19\\]"),
         ("answer", "Answer: 5\nAnswer: $$\n$$", "5"),
         ("answer", "**Answer\uff1a** 18", "18"),
         ("answer", "Answer: 5\nAnswer: **", "5"),

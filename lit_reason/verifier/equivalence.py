@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache, partial
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from lit_reason.errors import ConfigError
+from lit_reason.verifier.equations import asks_for_values, claims
+from lit_reason.verifier.hedges import contradicts_itself
 from lit_reason.verifier.spelling import comparable, plain, quick, ungrouped
 
 WARM_UP = (  # the parser learns each shape once, in a tenth of a second
@@ -21,7 +24,6 @@ WARM_UP = (  # the parser learns each shape once, in a tenth of a second
     (r"12\%", r"3\text{ cm}"),
 )
 
-_BASED = re.compile(r"[0-9]+_[0-9a-zA-Z]+")
 _WORDS = re.compile(
     r"\\(?:text|mathrm|mbox|operatorname)|\s(?:[a-zA-Z]{3,}|[ckm]m|[km]g|ft|in|lb|mi)\b"
 )
@@ -54,27 +56,61 @@ def equivalent(gold: str, stated: str) -> bool:
         return decided
     gold, stated = map(ungrouped, comparable(gold, stated))
     spelled = plain(gold), plain(stated)
-    if all(_BASED.fullmatch(s) for s in spelled):
-        return False  # numbers in another base, which the parser would take for subscripts
-    if _is_set_and_tuple(*spelled) or _is_set_and_tuple(*reversed(spelled)):
-        return False
     values = _parsed(gold), _parsed(stated)
-    if not all(values):
+    if not all(values) or _other_greek(*spelled):
         return False
-    if _other_greek(*spelled):
+    sides = [(text, value[0]) for text, value in zip(spelled, values, strict=True)]
+    if _are_unlike(*sides) or _are_unlike(*reversed(sides)):
+        return False
+    if asks_for_values(gold) and not all(_agree(*sides) for sides in claims(stated)):
         return False
     return _engine_says(*values) or _same_function(*values)
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether the sides of an equation are equal, but for rounding."""
+    values = _parsed(one), _parsed(other)
+    if not all(values):
+        return False
+    if _engine_says(*values):
+        return True
+    numbers = [_number(value[0]) for value in values]
+    return None not in numbers and not contradicts_itself(numbers)
+
+
+def _number(value: Any) -> Any:
+    """The decimal value of a constant, exactly; `None` if there is none."""
+    from sympy import Float
+
+    found = value.doit().evalf(20) if getattr(value, "is_number", False) else None
+    return Fraction(str(found)) if isinstance(found, Float) else None
+
+
+def _are_unlike(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
+    """Whether one lists elements and the other is a point, a range, or the element it repeats.
+
+    The engine ignores the brackets of a set, reads a range as the pair of its ends, and a list of
+    one value as that value.
+    """
+    import sympy
+
+    text, value = one
+    other_text, other_value = other
+    if _SET.fullmatch(text) and "," in text and _TUPLE.fullmatch(other_text):
+        return True
+    if not isinstance(value, sympy.FiniteSet):
+        return False
+    repeats = len(value.args) == 1 and "," in text and "," not in other_text
+    bounds = other_value.args[:1] if isinstance(other_value, sympy.And) else (other_value,)
+    is_range = any(isinstance(x, sympy.Rel) and not isinstance(x, sympy.Eq) for x in bounds)
+    is_member = isinstance(other_value, sympy.Eq) and isinstance(other_value.rhs, sympy.Interval)
+    return repeats or is_range or is_member
 
 
 def _other_greek(one: str, other: str) -> bool:
     r"""Whether a Greek letter stands in the other case: the engine reads `\Gamma` as `\gamma`."""
     a, b = (set(_COMMAND.findall(text)) for text in (one, other))
     return any(name[0].swapcase() + name[1:] in b - a for name in a - b)
-
-
-def _is_set_and_tuple(one: str, other: str) -> bool:
-    """Whether one lists elements and the other coordinates; the engine ignores the brackets."""
-    return bool(_SET.fullmatch(one) and "," in one and _TUPLE.fullmatch(other))
 
 
 def _parsed(text: str) -> Any:

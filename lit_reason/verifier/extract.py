@@ -27,6 +27,7 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _DISPLAYS = {"$$": "$$", r"\[": r"\]"}
+_GOES_ON = re.compile(r"[ \t]{0,9}(?:[,;]|or\b|and\b)[ \t]{0,9}(?:\$|\\\[|\\\(|\d)")
 _LONGEST_DISPLAY = 4096  # characters
 _NEXT_QUESTION = re.compile(r"^[ \t]*(?:Question|Problem|Q)[ \t]*:", re.MULTILINE)
 _NUMBER = re.compile(r"([-+]? ?\$? ?\d[\d,]*(?:\.\d+)?)\.?$")
@@ -179,12 +180,15 @@ def _line_behind(text: str, marker: str) -> str | None:
 
 
 def _line(text: str, start: int, end: int) -> str:
-    """The rest of a line, or the formula set apart that begins there."""
+    """The rest of a line, or the formula set apart that begins there, with one it goes on to."""
     closing = _DISPLAYS.get(text[start : start + 2])
     if closing is not None:
         closed = text.find(closing, start + 2, min(end, start + _LONGEST_DISPLAY))
         if closed > 0 and not is_empty(text[start:closed]):
-            return text[start : closed + 2]
+            if not _GOES_ON.match(text, closed + 2, end):
+                return text[start : closed + 2]
+            stop = text.find("\n", closed, end)
+            return text[start : end if stop < 0 else stop]
     stop = text.find("\n", start, end)
     return text[start : end if stop < 0 else stop]
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import pairwise
-from math import gcd
 
-from lit_reason.verifier.words import spaced, unset
+from lit_reason.verifier.words import CHANGING, spaced, unset
 
 _SEVERAL = re.compile(r"[,;]|\\\\|\\\{|\\pm|\\cup|\\lor|\\land|\b(?:or|and)\b")
 _GROUPING = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|,\\!)(?=\d{3}(?!\d))")
@@ -18,18 +17,21 @@ _CONNECTIVE = re.compile(r"\b(?:or|and)\b")
 _SET_CONNECTIVE = re.compile(r"[^\s]\s*\\text\{ *(?:or|and) *\}\s*[^\s]")
 # what stands between two numbers and is no arithmetic
 _SEPARATED = re.compile(
-    r"\d[\s$]*(?:[;?&`@#|$]|//|\.\.+|<?->|=>|\\[&#]"
-    r"|\\(?:to|[a-zA-Z]*arrow|implies|iff|cup|vee|lor|mid)(?![a-zA-Z])"
+    r"\d[\s$]*(?:[;?&`@#|$~]|//|\.\.+|<?->|=>|\\[&#]"
+    r"|\\(?:to|[a-zA-Z]*arrow|implies|iff|cup|vee|lor|mid|sim)(?![a-zA-Z])"
     r"|[^\x00-\x7f\u0370-\u03ff\u221a-\u221c]+)[\s$]*\d"
 )
+_MONEY_RANGE = re.compile(r"\d[\s$]*-\s*\\?[$€£]")
 # a decimal point with something else than digits behind it, from which the engine cuts
 _CUT = re.compile(r"\d\.(?:\{|\\(?!text|[lc]?dots)[a-zA-Z]|[a-zA-Z])")
-_RELATION = r"[<>]=?|!=|\\not ?[=<>]|\\(?:n?[lg]eq?q?(?:slant)?|lt|gt|ll|gg|neq?)(?![a-zA-Z])"
+_RELATION = r"[<>]=?|!=|\\not ?[=<>]|\\(?:n?[lg]eq?q?(?:slant)?|lt|gt|ll|gg|ne[qg]?)(?![a-zA-Z])"
 _BEGINS_OPEN = re.compile(_RELATION)
+_CLOSED_AT_INFINITY = re.compile(r"\\infty\s*\]|\[\s*[-+]?\s*\\infty")
+_CONGRUENT = re.compile(r"\\(?:equiv|cong|p?mod|pod)(?![a-zA-Z])")
 _ENDS_OPEN = re.compile(rf"(?:\+|{_RELATION})$")
 _BOUND = re.compile(
     r"\b(?:or (?:more|less|fewer|greater|higher|above|below)|(?:at least|at most|than) \$?\d"
-    r"|and (?:an?|one) (?:half|third|quarter)|not|\w+n't)\b",
+    rf"|or no|\w+n't|{CHANGING})\b",
     re.IGNORECASE,
 )
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -38,7 +40,6 @@ _OPERATIONS = {
     *("sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi"),
     *("gcd", "lcm", "max", "min", "mod", "choose", "times", "plus", "minus"),
 }
-_TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])\s*([ap]\.?m\.?)?", re.IGNORECASE)
 
 
 def offers_several(gold: str, stated: str) -> bool:
@@ -55,13 +56,17 @@ def offers_several(gold: str, stated: str) -> bool:
         return False
     if (r"\\" in stated and r"\begin" not in stated) or _SEPARATED.search(unset(stated)):
         return True
+    if _MONEY_RANGE.search(stated.rpartition("=")[2]):
+        return True
     digits = [match.start() for match in re.finditer(r"\d", stated)]
     between = unset(stated[digits[0] : digits[-1]]) if digits else ""
     return bool(_CONNECTIVE.search(between) or _SET_CONNECTIVE.search(stated))
 
 
 def leaves_open(gold: str, stated: str) -> bool:
-    r"""Whether `stated`, and not `gold`, is a side of a relation or a decimal the engine would cut.
+    r"""Whether `stated`, and not `gold`, is a side of a relation, or what the engine would repair.
+
+    That is a decimal which it cuts, a congruence, and an interval that is closed at infinity.
 
     Example:
         >>> leaves_open("10", "> 10"), leaves_open("10", r"\ne 10"), leaves_open("> 10", ">10")
@@ -69,7 +74,10 @@ def leaves_open(gold: str, stated: str) -> bool:
         >>> leaves_open("2", r"2.\hat{7}"), leaves_open("2.7", "2.7")
         (True, False)
     """
-    return any(is_open(stated) and not is_open(gold) for is_open in (_is_relation, _CUT.search))
+    return any(
+        is_open(stated) and not is_open(gold)
+        for is_open in (_is_relation, _CUT.search, _CLOSED_AT_INFINITY.search, _CONGRUENT.search)
+    )
 
 
 def _is_relation(text: str) -> bool:
@@ -104,25 +112,3 @@ def contradicts_itself(values: list[Fraction | None]) -> bool:
     """
     known = [value for value in values if value is not None]
     return any(abs(a - b) > Fraction(1, 50) * max(abs(a), abs(b)) for a, b in pairwise(known))
-
-
-def same_time(gold: str, stated: str) -> bool | None:
-    """Whether two times of day are the same; `None` if `gold` is none. The engine would divide.
-
-    What can be a ratio in lowest terms, such as 3:10, is taken for one.
-
-    Example:
-        >>> same_time("12:30", "0.4"), same_time("12:30", "12:30 pm"), same_time("3:4", "3/4")
-        (False, True, None)
-    """
-    time = _TIME.fullmatch(gold)
-    if time is None:
-        return None
-    is_ratio = time[2][0] != "0" and gcd(int(time[1]), int(time[2])) == 1
-    if is_ratio and not time[3]:
-        return None
-    other = _TIME.fullmatch(stated)
-    if other is None:
-        return False
-    halves = {(match[3] or "")[:1].lower() for match in (time, other)} - {""}
-    return (int(time[1]), time[2]) == (int(other[1]), other[2]) and len(halves) < 2

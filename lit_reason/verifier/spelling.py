@@ -7,18 +7,23 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any
 
+from lit_reason.verifier.ascii_maths import in_tex
+from lit_reason.verifier.equations import is_name, sides
 from lit_reason.verifier.extract import last_box
 from lit_reason.verifier.hedges import (
     contradicts_itself,
     is_no_single_number,
     leaves_open,
     offers_several,
-    same_time,
 )
-from lit_reason.verifier.rewritten import by_name, inequality
+from lit_reason.verifier.lists import both_signs, by_name, with_commas
+from lit_reason.verifier.numerals import has_base, numeral, without_case_of_digits
+from lit_reason.verifier.ranges import inequality
+from lit_reason.verifier.sentences import number_stated
 from lit_reason.verifier.symbols import exact, in_ascii, is_no_solution, without_markup
-from lit_reason.verifier.units import is_multiplied, number_before_unit
-from lit_reason.verifier.words import other_name, same_choice, set_as_words, unset, without_case
+from lit_reason.verifier.times import same_time_or_ratio, with_colons
+from lit_reason.verifier.units import is_multiplied, number_before_unit, term_before_unit
+from lit_reason.verifier.words import other_order, same_choice, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
 
@@ -27,22 +32,19 @@ _FRACTION = re.compile(
     r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
 )
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_TEX_GROUPING = re.compile(r"(?<=\d)(?:, ?\\!|\{,\})\s*(?=\d{3}(?!\d))")
 _LISTED = re.compile(r",\s")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _EQUALITY = re.compile(r"=|\\(?:approx|simeq|doteq)(?![a-zA-Z])")
 _LONGEST_CHAIN = 9  # equality signs
-_MIXED = re.compile(
-    r"(-?)([0-9]+)(?: +([0-9]+)/([0-9]+)"
-    r"| *\\[dt]?frac(?:\{([0-9]+)\}\{([0-9]+)\}|([0-9])([0-9])))"
-)
 _TEXT_COMMA = re.compile(r"\\text\{ *([,;]) *\}")
-_SPACED_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+")
-_SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,3})")
 _ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
 _VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
+_ANGLES = re.compile(r"\\langle(?![a-zA-Z])(.+)\\rangle")
+# a space between digits groups thousands or nothing
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\\q?quad)\s*(?=\d)(?!\d{3}(?!\d))")
 _SPACING = re.compile(r"\\[,!;: $]|\\q?quad(?![a-zA-Z])|[$~]")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
-_BASED_ABOVE_TEN = re.compile(r"[0-9][0-9a-f]*_1[1-6]", re.IGNORECASE)
 _DELIMITED = re.compile(r"\\\[((?:(?!\\\]).)*)\\\]|\\\(((?:(?!\\\)).)*)\\\)", re.DOTALL)
 _DOUBLE_BRACES = re.compile(r"\{(\{[^{}]*\})\}")
 _DECORATION = re.compile(
@@ -77,27 +79,23 @@ def bare(text: str) -> str:
         >>> bare(r"\[\textcolor{red}{5}\]"), bare(r"\underline{5}")
         ('{5}', '{5}')
     """
+    if _DECIMAL.fullmatch(text) or _FRACTION.fullmatch(text):  # most answers are
+        return text.rstrip(".")
     inside = last_box(text)
     text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
-    text = without_markup(in_ascii(text).strip(" $€£"))
+    text = without_markup(in_ascii(text).removesuffix("$.").strip(" $€£"))
     if match := _DELIMITED.fullmatch(text):
         text = next(filter(None, match.groups()), "").strip()
     text = _DOUBLE_BRACES.sub(r"\1", _DECORATION.sub("", text)).removesuffix(r"\\").strip()
     text = text if text.endswith("..") else text.rstrip(".")
-    text = _TEXT_COMMA.sub(r"\1 ", text)
+    text = _TEX_GROUPING.sub(",", _TEXT_COMMA.sub(r"\1 ", text))
     text = exact(_ROOT.sub(r"\\sqrt{\1}", text)).strip()
     if is_no_solution(unset(text)):
         return r"\emptyset"
-    if _SPACED_THOUSANDS.fullmatch(text):
-        return text.replace(" ", "")
-    if match := _MIXED.fullmatch(text):
-        sign, whole, above, below = (x for x in match.groups() if x is not None)
-        return rf"{sign}\frac{{{int(whole) * int(below) + int(above)}}}{{{below}}}"
-    if match := _SCIENTIFIC.fullmatch(text):
-        return rf"{match[1]}\cdot 10^{{{match[2]}}}"
+    text = numeral(in_tex(text))
     if match := _VALUE_FIRST.fullmatch(text):
         return f"{match[2]} = {match[1]}"
-    return inequality(text)
+    return inequality(both_signs(with_commas(_ANGLES.sub(r"(\1)", _SIZE.sub("", text)))))
 
 
 def comparable(gold: str, stated: str) -> tuple[str, str]:
@@ -110,11 +108,25 @@ def comparable(gold: str, stated: str) -> tuple[str, str]:
         (('18 x', '18 apples'), ('(1,2)', '(1,2)'))
     """
     gold, stated = bare(gold), bare(stated)
+    if "=" not in gold:
+        stated = _unnamed(stated)
+    elif "=" not in stated:
+        gold = _unnamed(gold)
+    gold, stated = with_colons(gold, stated)
     number = number_before_unit(gold, is_gold=True) or gold
     if is_number(number):
-        sides = [number_before_unit(side.strip()) or side for side in stated.split("=")]
-        return bare(number), bare("=".join(sides))
-    return by_name(gold, stated)
+        return bare(number), bare("=".join(map(_number_of, stated.split("="))))
+    return by_name(term_before_unit(gold), term_before_unit(stated))
+
+
+def _unnamed(text: str) -> str:
+    name, *values = sides(text)
+    return bare(values[0]) if len(values) == 1 and is_name(name) else text
+
+
+def _number_of(side: str) -> str:
+    side = side.strip()
+    return number_before_unit(side) or number_stated(side) or side
 
 
 def is_number(text: str) -> bool:
@@ -138,7 +150,8 @@ def plain(text: str) -> str:
         >>> plain(r"\frac{R}{r}"), plain(r"\Delta")
         ('\\frac{R}{r}', '\\Delta')
     """
-    text = _SPACING.sub("", without_case(unset(text))).replace(r"\%", "%")
+    text = _BETWEEN_DIGITS.sub(" ", without_case(unset(text)))
+    text = _SPACING.sub("", text).replace(r"\%", "%")
     is_list = _LISTED.search(text) is not None
     text = _SIZE.sub("", text).replace(r"\{,\}", ",")
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
@@ -146,8 +159,7 @@ def plain(text: str) -> str:
     if text[:1] == "{" and text[-1:] == "}" and not set(text[1:-1]) & set("{}"):
         text = text[1:-1]
     text = re.sub(r"_\{(\w+)\}", r"_\1", text)
-    if _BASED_ABOVE_TEN.fullmatch(text):
-        return text.lower()
+    text = without_case_of_digits(text)
     return text.replace(",", "") if _GROUPED.fullmatch(text) and not is_list else text
 
 
@@ -182,17 +194,23 @@ def quick(gold: str, stated: str) -> bool | None:
         return False
     if _same_text(wrapped, spelled):
         return True
+    if "%" in spelled[0] + spelled[1] and _same_percentage(*spelled):
+        return True
     numbers = _rational(spelled[0]), _rational(spelled[1])
     if numbers[0] is None or numbers[1] is None:
-        if _is_unfit(*wrapped, spelled[1]):
-            return False
-        same = same_time(*spelled)
-        return same_choice(*wrapped) if same is None else same
+        return _told_apart(wrapped, spelled)
     if numbers[0] == numbers[1]:
         return True
     # what may be a rounded value is for the engine's tolerance
     close = "." in "".join(spelled) and abs(numbers[0] - numbers[1]) < Fraction(1, 1000)
     return None if close else False
+
+
+def _told_apart(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool | None:
+    if _is_unfit(*wrapped, spelled[1]):
+        return False
+    same = same_time_or_ratio(*spelled)
+    return same_choice(*wrapped) if same is None else same
 
 
 def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
@@ -204,9 +222,22 @@ def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
     return one == other or (any(map(set_as_words, wrapped)) and one.lower() == other.lower())
 
 
+def _same_percentage(one: str, other: str) -> bool:
+    """Whether the numbers are equal that a `%` stands behind, where one does."""
+    a, b = (_rational(text.removesuffix("%")) for text in (one, other))
+    if a is None or b is None:
+        return False
+    if one[-1] == other[-1]:
+        return a == b
+    percent, number = (a, b) if one[-1] == "%" else (b, a)
+    return percent in (number, 100 * number)
+
+
 def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
     """Whether an answer is none that the engine should choose a value from."""
-    if leaves_open(gold, stated) or offers_several(gold, stated) or other_name(gold, stated):
+    if leaves_open(gold, stated) or offers_several(gold, stated) or other_order(gold, stated):
+        return True
+    if has_base(stated):  # the gold one is in no base, in another, or has other digits
         return True
     if is_number(gold) and (is_no_single_number(stated) or is_multiplied(stated)):
         return True

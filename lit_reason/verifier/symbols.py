@@ -28,6 +28,7 @@ _SIGNS = str.maketrans(
         "\N{RIGHTWARDS DOUBLE ARROW}": r"\Rightarrow ",
         "\N{DEGREE SIGN}": r"^\circ",
         "\N{IDEOGRAPHIC COMMA}": ", ",
+        "\N{RATIO}": ":",
     }
 )
 _RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u207e]+")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 
-from lit_reason.verifier.words import spaced
+from lit_reason.verifier.words import CHANGING, spaced
 
-_NUMBER = r"[-+]? ?[$€£]? ?(?:(?:\d{1,3}(?: \d{3})+|\d+(?:,\d{3})*)(?:\.\d+)?|\.\d+)"
+_NUMBER = r"[-+]? ?\\?[$€£]? ?(?:(?:\d{1,3}(?: \d{3})+|\d+(?:,\d{3})*)(?:\.\d+)?|\.\d+)"
 _FRACTION = r"\\[dt]?frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)"
-_SYMBOLS = "m|g|s|h|L|l|cm|mm|km|dm|nm|kg|mg|lb|oz|ml|mL|ft|yd|mi|sq|hr|ms|kW|Hz"
+_LETTERS = "m|g|s|h|L|l|N|J|W|V"
+# also without a space; `in` is one at the end alone, elsewhere it goes on to another word
+_ATTACHED = r"cm|mm|km|kg|lbs?|oz|m[lL]|ft|mph|hrs?|mins?|in(?=\.?$|\^)"
+_SYMBOLS = rf"{_LETTERS}|{_ATTACHED}|dm|nm|mg|yd|mi|sq|cu|ms|kW|Hz|Pa|kJ"
 # what is read as a product of letters or an operation, or makes another number of it
-_NO_UNIT = (
-    r"not|but|than|plus|minus|divided|over|squared|cubed|factorial|choose|mod|modulo|sqrt|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|lakhs?|crores?|score|gross|"
-    r"tens|tenths?|hundredths?|thousandths?|fifths?|doubled|tripled|half|third|quarter|the|"
-    r"sin|cos|tan|log|exp|"
-    r"[abcnxyz]+"
-)
+_NO_UNIT = rf"{CHANGING}|sqrt|the|sin|cos|tan|log|exp|[abcnxyz]+"
 _MULTIPLIED = re.compile(
     r"[\d}] ?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|half|third|quarter"
     r"|squared|cubed|factorial|[kKMBie](?![^\W\d_]))s?(?![^\W\d_])"
@@ -28,10 +25,14 @@ _OR = r"or(?! (?:more|less|fewer|greater|higher|above|below)\b)"
 _FILLER = rf"(?:(?:an?|of|in|at|on|by|to|as|is|the|{_OR}) )*"  # shares no word with _UNIT
 _LONGEST = 200  # characters
 _DEGREES = r"\^\{?\\circ\}? ?[CF]?"
+# behind a sign a letter alone is a variable
+_SIGN = r"(?:-(?=[^\W\d_]{3})| ?/ ?(?:an? )?(?=[^\W\d_]{2})| ?\((?=[^\W\d_]{2}))"
+_BEHIND_NUMBER = rf"(?: {_FILLER}{_UNIT}|(?:{_ATTACHED}){_END}{_POWER}|{_SIGN}{_UNIT})"
 _WITH_UNIT = re.compile(
     rf"({_NUMBER}(?: ?{_FRACTION}|(?:\s+\d+)?/\d+)?|[-+]?{_FRACTION})(?:\s*\\?%)?"
-    rf"(?: ?{_DEGREES}| {_FILLER}{_UNIT}(?:(?: ?/ ?|[ -]| ?\\cdot ?| ?\(){_FILLER}{_UNIT})*\)?\.?)"
+    rf"(?: ?{_DEGREES}|{_BEHIND_NUMBER}(?:(?: ?/ ?|[ -]| ?\\cdot ?| ?\(){_FILLER}{_UNIT})*\)?\.?)"
 )
+_SYMBOL_BEHIND_TERM = re.compile(rf"(?<=[\w}})])\s+(?:[ckm]m|kg|ft|in|lbs?|oz){_POWER}\.?$")
 _LONG = re.compile(r"[^\\]*[^\W\d_\\]{2,}[^\\]*")
 
 
@@ -62,6 +63,18 @@ def number_before_unit(text: str, is_gold: bool = False) -> str | None:
     """
     text = spaced(text)
     match = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
-    if match is None or (is_gold and not _LONG.fullmatch(text, match.end(1))):
+    if match is None:
+        return None
+    if is_gold and (text[match.end(1)].isalpha() or not _LONG.fullmatch(text, match.end(1))):
         return None
     return match[1]
+
+
+def term_before_unit(text: str) -> str:
+    r"""`text` without a symbol such as `cm^2` that stands behind a space at its end.
+
+    Example:
+        >>> term_before_unit(r"6\pi cm^2"), term_before_unit(r"6\pi km"), term_before_unit("2 x")
+        ('6\\pi', '6\\pi', '2 x')
+    """
+    return _SYMBOL_BEHIND_TERM.sub("", text) if len(text) <= _LONGEST else text

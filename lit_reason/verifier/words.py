@@ -12,7 +12,26 @@ _COMMAND_OR_WORD = re.compile(
     re.IGNORECASE,
 )
 _SPACE = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~")
-_NAME = re.compile(r"[A-Z]{3,}")
+NUMBER_WORDS = (
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen"
+    "|sixteen|seventeen|eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+    "|zero"
+)
+# with these behind it or before it, a number is denied or another one
+CHANGING = (
+    "not|nor|never|neither|none|nothing|cannot|but|other|wrong|incorrect|false|impossible|than"
+    "|plus|minus|divided|over|squared|cubed|factorial|choose|mod|modulo|hundreds?|thousands?"
+    "|millions?|billions?|trillions?|dozens?|lakhs?|crores?|score|gross|tens|tenths?|hundredths?"
+    "|thousandths?|fifths?"
+    "|doubled|tripled|half|halves|thirds?|quarters?|fourths?|if|unless|maybe|perhaps|possibly|another|something|else"
+    f"|{NUMBER_WORDS}"
+)
+
+# a name of three capitals, or what has a vowel: xyz is a product
+_WORD = re.compile(r"[A-Z]{3,}|(?=[^\W\d_]*[aeiouAEIOU])[^\W\d_]{3,}|no")
+_LETTERS = re.compile(r"[^\W\d_]{2,}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_CONNECTIVE = re.compile(r"\b(?:or|and)\b")
 _OPTION = re.compile(r"(?:the )?(?:option|choice|answer)\s*:?\s+(?=\(?[A-Ja-j]\b)", re.IGNORECASE)
 _POINTS = re.compile(r"[A-Z]{4,5}")  # ABCD is a figure, abcd a product
 _SHOUTED = ("TRUE", "FALSE", "EVEN", "NONE")
@@ -62,15 +81,38 @@ def _lower(match: re.Match[str]) -> str:
     return word if kept else word.lower()
 
 
-def other_name(gold: str, stated: str) -> bool:
-    """Whether both are names of three capitals or more, and not the same: `ABC` is no product.
+def has_word(text: str) -> bool:
+    """Whether letters stand there that are a word or a name, and no product.
 
     Example:
-        >>> other_name("ABC", "ACB"), other_name("AB", "BA"), other_name("ABC", "A B C")
-        (True, False, False)
+        >>> has_word("Area"), has_word("ABC"), has_word("xyz"), has_word("xy")
+        (True, True, False, False)
     """
-    names = "".join(gold.split()), "".join(stated.split())
-    return all(map(_NAME.fullmatch, names)) and names[0] != names[1]
+    return any(map(_WORD.fullmatch, _LETTERS.findall(text)))
+
+
+def other_order(gold: str, stated: str) -> bool:
+    """Whether `stated` holds the letters of a word of `gold` in another order, as products may.
+
+    Example:
+        >>> other_order("seat", "east"), other_order("ABC", "A C B"), other_order("xyz", "zyx")
+        (True, True, False)
+        >>> other_order("AB", "BA"), other_order("cat, dog", "dog, cat")
+        (False, False)
+    """
+    words, others = (_runs(unset(text)) for text in (gold, stated))
+    letters = [sorted(other.lower()) for other in others]
+    lower = {other.lower() for other in others}
+    return any(
+        sorted(word.lower()) in letters and word.lower() not in lower
+        for word in words
+        if _WORD.fullmatch(word)
+    )
+
+
+def _runs(text: str) -> list[str]:
+    text = _CONNECTIVE.sub(",", _COMMAND.sub(",", text))
+    return _LETTERS.findall("".join(text.split()))
 
 
 def set_as_words(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Answers of several parts, in the one form that the engine compares."""
+"""Ranges of one variable, in the one form that the engine compares."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _BUILT = re.compile(
 )
 _OR = re.compile(r"\s*(?:\\text\{\s*or\s*\}|\\lor|\\vee|\\cup|\bor\b)\s*")
 _AND = re.compile(r"\s*(?:\\text\{\s*and\s*\}|\\land|\\wedge|\\cap|\band\b|,)\s*")
-_NAMED = re.compile(r"\s*([a-zA-Z](?:_\w+)?)\s*=\s*([^=]+?)\s*")
-_PART = re.compile(r"\s*(?:,|;|\\text\{\s*(?:and|,)\s*\}|\band\b)\s*")
 
 
 def inequality(text: str) -> str:
@@ -88,34 +86,3 @@ def _chain(bounds: list[_Bound | None]) -> str | None:
     (name, _, low_in, low), (_, _, high_in, high) = pair
     signs = [r"\le " if included else "<" for included in (low_in, high_in)]
     return f"{low}{signs[0]}{name}{signs[1]}{high}"
-
-
-def by_name(gold: str, stated: str) -> tuple[str, str]:
-    """Both as pairs of values in the order of their names, if `gold` names several.
-
-    Example:
-        >>> by_name("a=1, b=2", "b=2 and a=1"), by_name("a=1, b=2", "2, 1")
-        (('(1,2)', '(1,2)'), ('(1,2)', '(2,1)'))
-        >>> by_name("x=1, x=2", "2, 1")
-        ('x=1, x=2', '2, 1')
-    """
-    named = _named(gold)
-    if named is None:
-        return gold, stated
-    other = _named(stated)
-    if other is not None and named.keys() == other.keys():
-        return _tuple(list(named.values())), _tuple([other[name] for name in named])
-    if "=" in stated:
-        return gold, stated
-    inside = stated[1:-1] if stated[:1] == "(" and stated[-1:] == ")" else stated
-    return _tuple(list(named.values())), _tuple(_PART.split(inside))
-
-
-def _named(text: str) -> dict[str, str] | None:
-    parts = [_NAMED.fullmatch(part) for part in _PART.split(text)]
-    names = {match[1]: match[2] for match in parts if match is not None}
-    return names if len(parts) == len(names) > 1 else None
-
-
-def _tuple(values: list[str]) -> str:
-    return f"({','.join(values)})"
