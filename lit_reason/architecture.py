@@ -36,7 +36,8 @@ def architecture(model: Any) -> dict[str, Any]:
 
     Example:
         >>> from transformers import Qwen2Config, Qwen2Model
-        >>> model = Qwen2Model(Qwen2Config(8, 16, 16, 1, num_attention_heads=4))
+        >>> size = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
+        >>> model = Qwen2Model(Qwen2Config(**size, num_attention_heads=4, num_key_value_heads=4))
         >>> architecture(model)["num_attention_heads"], "vocab_size" in architecture(model)
         (4, False)
     """
