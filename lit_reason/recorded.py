@@ -84,6 +84,13 @@ class Recorded(RolloutEngine):
                 f"data.group_size={data.group_size}: {self.path} holds {least} responses to one of "
                 f"the prompts; choose at most {least}"
             )
+        budget = data.sampling.max_new_tokens
+        longest = max(r.length for _, ids in found for r in self.responses[tuple(ids)])
+        if longest > budget:
+            raise ConfigError(
+                f"data.sampling.max_new_tokens={budget}: {self.path} holds a response of {longest} "
+                f"tokens; raise it to {longest}"
+            )
         return found
 
     def check(self) -> None:

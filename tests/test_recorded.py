@@ -170,6 +170,15 @@ def test_an_older_file_that_says_little_of_the_sampling_is_taken(recorded):
     run(module_of(), data, ValuePretraining(patience=None))
 
 
+def test_a_response_above_the_budget_is_refused_before_the_run_begins(recorded):
+    path, _ = recorded
+    data = data_of(engine=Recorded(str(path), force=True), sampling=Sampling(max_new_tokens=3))
+    with pytest.raises(
+        ConfigError, match=r"max_new_tokens=3: .* holds a response of \d+ tokens; ra"
+    ):
+        run(module_of(), data, ValuePretraining(patience=None))
+
+
 def test_what_is_drawn_of_more_responses_depends_on_the_seed_alone(recorded):
     path, _ = recorded
     batches = []
