@@ -139,20 +139,23 @@ def test_a_resumed_run_remembers_the_best_critic_and_how_long_it_waits():
     assert Path("run/critic/critic.safetensors").read_bytes() == kept
 
 
-def test_validating_writes_nothing_and_ends_nothing(capsys):
-    folder = fit(*PRETRAIN)
-    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    main(["validate", *PRETRAIN, f"--run_dir={folder}",
-          f"--ckpt_path={folder}/checkpoints/last.ckpt",
-          "--callbacks.value_pretraining.patience=1"])  # fmt: skip
-    assert "value pretraining ends" not in capsys.readouterr().err
-    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+@pytest.mark.parametrize("score", [0.9, 0.0])
+def test_validating_writes_nothing_and_ends_nothing(score):
+    module, data, callback = module_of(), data_of(rollouts_per_epoch=1), Scores(0, 0.1, patience=1)
+    trainer = run(module, data, callback, **WHOLE)
+    kept, state = Path("run/critic/critic.safetensors").read_bytes(), callback.state_dict()
+    callback.scores, trainer.should_stop = (0, score), False
+    trainer.validate(module, data)
+    assert callback.state_dict() == state
+    assert not trainer.should_stop
+    assert Path("run/critic/critic.safetensors").read_bytes() == kept
 
 
 def test_a_critic_that_took_no_step_is_not_kept():
     module, data = module_of(), data_of(sampling=Sampling(max_new_tokens=2))
     with pytest.warns(ConfigWarning, match=r"ValuePretraining keeps no critic, .* 3 rollouts"):
         trainer = run(module, data, OverlongFilter(), callback := ValuePretraining(), **WHOLE)
+    assert callback.best == -torch.inf
     assert not Path("run/critic").exists()
     assert callback.closing(trainer) is None
     with pytest.warns(ConfigWarning, match=r"ValueWarmup keeps no critic"):

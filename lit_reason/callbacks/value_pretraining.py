@@ -91,9 +91,10 @@ class ValuePretraining(ValueWarmup):
         """Keeps the critic if it is the best so far, and ends a run that no longer gets better."""
         module: Any = pl_module
         score = module.last_evaluation.get(self.monitored)
-        # `validate` looks, too, and the sanity check at what has been looked at or has not trained
-        looks_only = trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking
-        if looks_only or score is None or "critic" not in module.stepped:
+        if trainer.state.fn != TrainerFn.FITTING or score is None:
+            return
+        # before training nothing is worth keeping, and on resuming it has been looked at already
+        if trainer.sanity_checking or "critic" not in module.stepped:
             return
         if score > self.best:
             self.best = score
