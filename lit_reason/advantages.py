@@ -82,12 +82,14 @@ class AdvantageEstimator(ABC):
         gamma: Discount γ, also of the Monte-Carlo returns that value warm-up regresses on.
         bootstraps: A truncated response ends in a state with a value, not in a terminal one; the
             estimator is then also given `after`.
+        policy_trains: Its advantages train the policy now; set by the module.
         reduce: Sums a tensor over data-parallel ranks; set by the module, `None` on one process.
     """
 
     needs_critic: ClassVar[bool] = False
     gamma: float = 1.0
     bootstraps: bool = False
+    policy_trains: bool = True
     reduce: Reduce | None = None
 
     @abstractmethod
@@ -207,7 +209,7 @@ class GAE(AdvantageEstimator):
     def _warn_of_clamp(self, lengths: Tensor, lam: Tensor) -> None:
         """Once: λ says nothing of the length where it is held at its bound."""
         share = float((lam <= self.lambda_min).float().mean())
-        if share > 0.5 and not self.warned_of_clamp:
+        if share > 0.5 and self.policy_trains and not self.warned_of_clamp:
             self.warned_of_clamp = True
             needed = 1 / ((1 - self.lambda_min) * float(lengths.float().median()))
             rank_zero_warn(

@@ -44,6 +44,7 @@ def annotate(
     estimator, mask = module.advantage, rollout.policy_mask
     bootstraps = end is not None and estimator.bootstraps
     after = [torch.where(rollout.truncated, end, 0.0)] if bootstraps else []  # type: ignore[arg-type]
+    estimator.policy_trains = module.phase == "joint"
     with blaming("model.advantage", estimator):
         estimated = estimator(rollout, rewards, values, *after)
         check_advantages(estimator, estimated, rewards, values, *after)

@@ -137,7 +137,10 @@ def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the state with the best held-out accuracy, or reward where nothing is judged."""
+    """Keeps the state with the best held-out accuracy, or reward where nothing is judged.
+
+    Where the policy never trains, a callback names what changes: `ValuePretraining.monitored`.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -149,7 +152,10 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Finds out whether the held-out task judges."""
+        """Finds out what to follow."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self.monitor = "val/accuracy" if data.val_task.judges else "val/reward"
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        named = [c.monitored for c in callbacks if hasattr(c, "monitored")]
+        of_policy = "val/accuracy" if data.val_task.judges else "val/reward"
+        self.monitor = named[0] if named else of_policy
         super().setup(trainer, pl_module, stage)

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
     from lit_reason.module import ReasonModule
 
+OFF_POLICY = (
+    "data.engine: its responses are not samples of the policy as it is, so they may train the "
+    "critic only; add the callback ValuePretraining, or choose HFEngine"
+)
+
 
 def check_parts(module: ReasonModule) -> None:
     """Refuses parts that do not fit together, and parts that would have no effect.
@@ -100,6 +105,19 @@ def _check_reference(module: ReasonModule) -> None:
         )
 
 
+def check_samples(module: ReasonModule, data: RolloutDataModule) -> None:
+    """Refuses responses of another policy where this one would train on them.
+
+    Raises:
+        ConfigError: No callback keeps the actor waiting for the whole run.
+    """
+    callbacks: list[Any] = module.trainer.callbacks  # type: ignore[attr-defined]
+    waits = sum(getattr(callback, "actor_waits", 0) for callback in callbacks)
+    total = (module.trainer.max_epochs or 0) * data.rollouts_per_epoch
+    if not data.engine.on_policy and waits < max(total, 1):
+        raise ConfigError(OFF_POLICY)
+
+
 def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     """Warns of what a run of this length, or one without a critic, does not do."""
     if module.value is None:
@@ -128,6 +146,33 @@ def warn_of_demonstrations(data: RolloutDataModule, flags: Mapping[str, str]) ->
         keys = [f"data.{name}.{argument}" for argument in getattr(data, name).of_demonstrations]
         given = {key: flags[key] for key in keys if key in flags}
         warn_of_no_effect("outside cold_start", given, "its default")
+
+
+def warn_of_frozen_policy(module: ReasonModule, watched: bool, flags: Mapping[str, str]) -> None:
+    """Warns of flags that a run whose policy never trains does not read.
+
+    They stand in files for runs that train both networks, so that only the command line counts.
+
+    Args:
+        module: With the sizes of the updates.
+        watched: A callback shows the advantages that nothing learns from.
+        flags: The command line.
+    """
+    unread = ["policy", "terms", "actor_scheduler", "old_logprobs", "reference_refresh"]
+    unread += ["advantage.lam_critic"]
+    if not watched:
+        unread += [f"advantage.{name}" for name in ("lam_policy", "alpha", "lambda_min", "whiten")]
+    if module.update.critic_epochs is not None:
+        unread.append("update.epochs")
+    actor, critic = (module.optimizer_factories[name] for name in ("actor", "critic"))
+    if actor is not critic:
+        unread.append("actor_optimizer")
+    given = {
+        key: value
+        for key, value in flags.items()
+        if value != "null" and any(f"{key}.".startswith(f"model.{name}.") for name in unread)
+    }
+    warn_of_no_effect("while the policy never trains", given, "its default")
 
 
 def check_schedule(key: str, schedule: Any, steps: int) -> None:

@@ -28,9 +28,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from lit_reason import __version__, aggregation, filters, objectives, rewards, tasks  # noqa: F401
 from lit_reason.backbones import Bundled, Pretrained, Scratch  # noqa: F401
-from lit_reason.callbacks import PredictionWriter, ReasonProgressBar, RunSummary
+from lit_reason.callbacks import (
+    CriticMonitor,
+    PredictionWriter,
+    ReasonProgressBar,
+    RunSummary,
+    ValuePretraining,
+)
 from lit_reason.checkpoints import Checkpoints, standard_checkpoints
-from lit_reason.checks import check_sizes, warn_of_demonstrations
+from lit_reason.checks import check_sizes, warn_of_demonstrations, warn_of_frozen_policy
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
@@ -235,9 +241,14 @@ class ReasonCLI(LightningCLI):
         """Builds model, data and trainer; refuses sizes before other ranks are started."""
         super().instantiate_classes()
         if isinstance(self.model, ReasonModule):
-            warn_of_demonstrations(self.datamodule, dict(flags(ReasonParser.arguments)))
+            callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+            given = dict(flags(ReasonParser.arguments))
+            warn_of_demonstrations(self.datamodule, given)
             if self.subcommand == "fit":
                 check_sizes(self.model, self.datamodule)
+            if self.subcommand == "fit" and any(isinstance(c, ValuePretraining) for c in callbacks):
+                watched = any(isinstance(c, CriticMonitor) for c in callbacks)
+                warn_of_frozen_policy(self.model, watched, given)
 
     def _prepare_dry_run(self, config: Any) -> None:
         """Leaves nothing of a run but its rollouts."""
@@ -298,13 +309,16 @@ class ReasonCLI(LightningCLI):
             trainer.validate(self.model, self.datamodule, verbose=False)
         summary.show(trainer)
         model: Any = self.model
-        if model.phase == "joint" and "actor" not in model.stepped:
-            warnings.warn(
-                f"none of the {model.policy_version} rollouts trained the policy: see "
-                "update/skipped_actor, groups/kept and update/nonfinite_actor in metrics.csv",
-                ConfigWarning,
-                stacklevel=1,
-            )
+        trains = {"actor": model.phase == "joint", "critic": model.value is not None}
+        for name, shown in {"actor": "policy", "critic": "critic"}.items():
+            if trains[name] and name not in model.stepped:
+                warnings.warn(
+                    f"none of the {model.policy_version} rollouts trained the {shown}: see "
+                    f"update/skipped_{name}, update/nonfinite_{name}, groups/kept and "
+                    "reward/unscored in metrics.csv",
+                    ConfigWarning,
+                    stacklevel=1,
+                )
 
     def _first(self) -> list[Callback]:
         """What must know of an update, or of an error, before any other callback acts on it."""

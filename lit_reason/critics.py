@@ -13,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from lit_reason.architecture import architecture, difference, misfit
 from lit_reason.errors import ConfigError
+from lit_reason.files import replacing
 from lit_reason.networks import ValueModel, base_weights, own_weights
 from lit_reason.reward_models import load_reward_model
 from lit_reason.sharding import whole
@@ -31,6 +33,17 @@ def check_critic_init(critic_init: str) -> None:
     folder = Path(critic_init).expanduser()
     if critic_init in FRESH or any((folder / f).is_file() for f in (CRITIC_FILE, "config.json")):
         return
+    if critic_init == "rm":
+        raise ConfigError(
+            "model.backbone.critic_init=rm: a critic that has learned the outcome at the last "
+            "token only is made by a warm-up; set callbacks.value_warmup.tokens=last, or name a "
+            "reward model"
+        )
+    if (folder / "critic" / CRITIC_FILE).is_file():
+        raise ConfigError(
+            f"model.backbone.critic_init={critic_init}: is a run folder; its critic is "
+            f"{Path(critic_init, 'critic')}"
+        )
     is_hub_id = critic_init.count("/") == 1 and not critic_init.startswith((".", "/", "~"))
     if folder.exists() or not is_hub_id:
         raise ConfigError(
@@ -48,25 +61,29 @@ def save_critic(critic: ValueModel, folder: Path, tokenizer: Any, **notes: str) 
     Args:
         critic: Of one with adapters, these and the head are written.
         folder: Made if it does not exist.
-        tokenizer: Its vocabulary is noted, as another one would give the same weights no sense.
+        tokenizer: Its vocabulary is noted, and the architecture, as with another one the same
+            weights would be another function.
         **notes: Further text to keep in the file.
     """
     own = whole(own_weights(critic))
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().contiguous() for name, value in own.items()}
-    partial = folder / f".{CRITIC_FILE}.partial"
-    notes |= {"vocabulary": vocabulary(tokenizer), "adapters": json.dumps(critic.notes)}
-    save_file(weights, partial, notes)
-    partial.replace(folder / CRITIC_FILE)  # a crash while writing leaves the earlier one
+    notes |= {
+        "vocabulary": vocabulary(tokenizer),
+        "architecture": json.dumps(architecture(critic.base)),
+        "adapters": json.dumps(critic.notes),
+    }
+    with replacing(folder / CRITIC_FILE) as partial:
+        save_file(weights, partial, notes)
 
 
 def start_critic(critic: ValueModel, critic_init: str, tokenizer: Any) -> None:
     """Gives a critic the weights that `critic_init` names; those it was made with stay otherwise.
 
     Raises:
-        ConfigError: The file holds another architecture or vocabulary, or no reward model.
+        ConfigError: The file holds another architecture or vocabulary, weights that are not finite,
+            or no reward model.
     """
     if critic_init in FRESH:
         return
@@ -109,11 +126,19 @@ def check_notes(key: str, noted: dict[str, str], wanted: dict[str, str]) -> None
         )
 
 
+def notes_of(file: Path) -> dict[str, str]:
+    """The text that `save_critic` kept beside the weights.
+
+    Args:
+        file: Of a critic.
+    """
+    with safe_open(file, "pt") as opened:
+        return opened.metadata() or {}
+
+
 def _load_critic(critic: ValueModel, file: Path, name: str, tokenizer: Any) -> None:
     try:
-        with safe_open(file, "pt") as opened:
-            noted = opened.metadata() or {}
-        weights = load_file(file)
+        noted, weights = notes_of(file), load_file(file)
     except SafetensorError as error:
         raise ConfigError(
             f"model.backbone.critic_init={name}: {file.name} cannot be read ({error})"
@@ -125,7 +150,8 @@ def _load_critic(critic: ValueModel, file: Path, name: str, tokenizer: Any) -> N
         )
     adapters = json.loads(noted.get("adapters", "{}"))
     check_notes(f"model.backbone.critic_init={name}", adapters, critic.notes)
-    _take(critic, weights, f"model.backbone.critic_init={name}")
+    built = json.loads(noted.get("architecture", "{}"))  # older files say nothing of it
+    _take(critic, weights, built, f"model.backbone.critic_init={name}")
 
 
 def _load_reward_model(critic: ValueModel, path: str, tokenizer: Any) -> None:
@@ -139,14 +165,31 @@ def _load_reward_model(critic: ValueModel, path: str, tokenizer: Any) -> None:
         raise ConfigError(f"{key}={path}: has another vocabulary than model.backbone")
     weights = {f"base.{name}": value for name, value in model.base_model.state_dict().items()}
     bias = torch.zeros(1) if head.bias is None else head.bias
-    _take(critic, {**weights, "head.weight": head.weight, "head.bias": bias}, f"{key}={path}")
+    weights |= {"head.weight": head.weight, "head.bias": bias}
+    _take(critic, weights, architecture(model), f"{key}={path}")
 
 
-def _take(critic: ValueModel, weights: dict[str, torch.Tensor], key: str) -> None:
-    try:
-        critic.load_state_dict({**base_weights(critic), **weights})
-    except RuntimeError as error:
-        reason = " ".join(str(error).split()[:40])
+def _take(
+    critic: ValueModel, weights: dict[str, torch.Tensor], built: dict[str, Any], key: str
+) -> None:
+    """Loads weights into a critic after a look at what they are.
+
+    Args:
+        critic: The critic.
+        weights: All of its own weights.
+        built: The architecture that they were trained in, as far as it is known.
+        key: Where they were named.
+    """
+    apart = difference(built, architecture(critic.base))
+    weights = {**base_weights(critic), **weights}
+    apart = apart or misfit(weights, critic.state_dict())
+    if apart is not None:
         raise ConfigError(
-            f"{key}: its weights are of another architecture than the backbone's; {reason}"
-        ) from error
+            f"{key}: is of another architecture than model.backbone: {apart}; give the backbone "
+            "that it was made with, or another start"
+        )
+    if broken := next((n for n, w in weights.items() if not bool(w.isfinite().all())), None):
+        raise ConfigError(
+            f"{key}: holds weights that are not finite, the first in {broken}; give another start"
+        )
+    critic.load_state_dict(weights)

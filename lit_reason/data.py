@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
@@ -199,6 +200,7 @@ class RolloutDataModule(LightningDataModule):
             term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
             term.check(self.task, "data.task")
             term.check(self.val_task, "data.val_task")
+        self.val_rewards = self._held_out_rewards(module.value is not None and stage != "predict")
         self._check_verdicts(module)
         if stage == "fit":
             prompts = self._encode(self.task, self.sampling, "task")
@@ -210,6 +212,24 @@ class RolloutDataModule(LightningDataModule):
             )
             self.prompts = self.engine.available(self.prompts)
             self._check_prompts()
+
+    def _held_out_rewards(self, critic: bool) -> dict[str, Reward]:
+        """The terms for held-out problems; those of tokens only serve a critic's returns."""
+        terms: dict[str, Reward] = {}
+        for name, term in self.rewards.items():
+            if term.per_token and not critic:
+                continue
+            if term.per_token and self.val_task is not self.task:
+                term = copy.copy(term)  # that of training was set up for other problems
+                try:
+                    budget = self.val_sampling.max_new_tokens
+                    term.setup(self.val_task, budget, self.backbone.tokenizer)
+                except ConfigError as error:
+                    text = f"data.rewards.{name}: left out of val/value/..., data.val_task: {error}"
+                    warnings.warn(text, ConfigWarning, stacklevel=2)
+                    continue
+            terms[name] = term
+        return terms
 
     def _check_verdicts(self, module: Any) -> None:
         rewards: dict[str, object] = {f"data.rewards.{k}": v for k, v in self.rewards.items()}

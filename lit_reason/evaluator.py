@@ -8,11 +8,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_reason.annotation import token_rewards
 from lit_reason.batch import RolloutBatch
 from lit_reason.errors import ConfigWarning
-from lit_reason.functional import gae, outcome_to_tokens
+from lit_reason.functional import gae
 from lit_reason.metrics import GroupMetrics
-from lit_reason.networks import policy_outputs, state_values
+from lit_reason.networks import policy_outputs, values_and_after
 from lit_reason.scores import Samples, why_nothing_is_right
 from lit_reason.sharding import gathered
 from lit_reason.value_metrics import ValueMetrics
@@ -75,17 +76,23 @@ class Evaluator:
                 logprobs[rows] = outputs.logprobs.sum(dim=1)
         return logprobs
 
-    def _values_and_returns(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, Monte-Carlo returns and where they count, (B, T) each, without what fills up."""
+    def _values_and_returns(self, rollout: RolloutBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `ValueMetrics.update` is given: values and returns without what fills up a shard.
+
+        The returns are the Monte-Carlo returns that value pretraining regresses on, but for a KL
+        penalty: its passes would double the time, and it is 0 while the policy is the reference.
+        """
         rollout = rollout[(rollout.prompt_index >= 0).nonzero().squeeze(1)]
-        mask, values = rollout.policy_mask, torch.zeros_like(rollout.token_rewards)
+        values = torch.zeros_like(rollout.token_rewards)
+        end = values.new_zeros(len(rollout))
         with gathered(self.module.critic):
             for rows in self._micro_batches(rollout):
-                values[rows] = state_values(self.module.critic, rollout[rows])
-        rewards = outcome_to_tokens(rollout.rewards, mask)
-        gamma = self.module.advantage.gamma
-        returns = gae(rewards, torch.zeros_like(values), mask, gamma, 1.0)
-        return values, returns, mask & rollout.scored[:, None]
+                values[rows], end[rows] = values_and_after(self.module.critic, rollout[rows])
+        estimator, mask = self.module.advantage, rollout.policy_mask
+        after = [torch.where(rollout.truncated, end, 0.0)] if estimator.bootstraps else []
+        rewards = token_rewards(rollout, {}, kl_in_reward=0.0)
+        returns = gae(rewards, torch.zeros_like(values), mask, estimator.gamma, 1.0, *after)
+        return values, returns, mask, rollout.value_mask
 
     def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:
         rows = torch.arange(len(rollout), device=rollout.rewards.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lit_reason.files import give_usual_mode
 from lit_reason.networks import has_adapters
 
 
@@ -26,6 +27,8 @@ def save_policy(actor: Any, tokenizer: Any, folder: Path, card: str | None = Non
         actor.generation_config.eos_token_id = tokenizer.eos_token_id
         actor.generation_config.pad_token_id = tokenizer.pad_token_id
     actor.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        give_usual_mode(weights)
     tokenizer.save_pretrained(folder)
     if card is not None:
         (folder / "README.md").write_text(card, encoding="utf-8")

@@ -45,11 +45,25 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # a killed run left it, and it might be appended to
         try:
             yield partial
+            give_usual_mode(partial)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def give_usual_mode(path: Path) -> None:
+    """Lets those read a file who may read others: some libraries write theirs for its owner alone.
+
+    Args:
+        path: The file.
+    """
+    mask = os.umask(0)  # there is no other way to ask
+    os.umask(mask)
+    if path.stat().st_mode & 0o777 != 0o666 & ~mask:
+        path.chmod(0o666 & ~mask)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_reason.errors import ConfigError
 from lit_reason.files import replacing, writing
 
 
@@ -18,14 +20,46 @@ def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, without a last line that was not written to its end."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from (json.loads(line) for line in file if line.endswith("\n"))
+    """The objects of a file, without a last line that was not written to its end.
+
+    Raises:
+        ValueError: A line is no JSON; the message has its number in the file.
+    """
+    # bytes, as the cut may go through a character
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                try:
+                    row = json.loads(line)
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    what = error.msg if isinstance(error, json.JSONDecodeError) else error.reason
+                    raise ValueError(f"line {number} is no JSON: {what}") from error
+                yield row
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the last line of a file was not written to its end."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def drop_from(path: Path, rollout: int) -> None:
-    """Leaves the rows of earlier rollouts than `rollout`: a resumed run writes the others again."""
-    if path.exists():
+    """Leaves the rows of earlier rollouts than `rollout`: a resumed run writes the others again.
+
+    Raises:
+        ConfigError: The file is not what the run had written.
+    """
+    if not path.exists():
+        return
+    try:
         kept = [row for row in read_rows(path) if row["rollout"] < rollout]
-        with replacing(path) as partial:
-            append_rows(partial, kept)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: is not as the run wrote it ({type(error).__name__}: {error}); move it away "
+            "to continue without it"
+        ) from error
+    with replacing(path) as partial:
+        append_rows(partial, kept)

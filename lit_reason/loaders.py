@@ -57,11 +57,9 @@ class EvaluationLoader:
         wanted = min(size, self._longest_share() - index * size)
         share = share + [data.val_prompts[0]] * (wanted - real)
         enter_stage(data.trainer, "validation")
-        # per-token terms were set up for the training task, and nothing learns from them here
-        outcome = {name: term for name, term in data.rewards.items() if not term.per_token}
         seed = data.sampling_seed(-1, index)
         groups = data.sample_groups(
-            share, data.val_task, data.val_samples, data.val_sampling, seed, outcome
+            share, data.val_task, data.val_samples, data.val_sampling, seed, data.val_rewards
         )
         rollout = RolloutBatch.from_groups(
             groups,

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from lit_reason.backbones import Backbone, prepare
 from lit_reason.critics import CRITIC_FILE, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.files import replacing
 from lit_reason.fingerprint import fingerprint
 from lit_reason.networks import ValueModel, has_adapters, own_weights
 
@@ -256,7 +257,8 @@ def save_adapters(actor: nn.Module, backbone: Backbone, folder: Path) -> None:
         f"base_model.model.{name.replace('.default', '')}": value.detach().contiguous()
         for name, value in own_weights(actor).items()
     }
-    save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+    with replacing(folder / "adapter_model.safetensors") as partial:
+        save_file(weights, partial, {"format": "pt"})
     backbone.tokenizer.save_pretrained(folder)
 
 

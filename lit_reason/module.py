@@ -20,7 +20,9 @@ from lit_reason.annotation import annotate, compare
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
 from lit_reason.checks import (
+    OFF_POLICY,
     check_parts,
+    check_samples,
     check_schedule,
     check_sizes,
     check_weights,
@@ -149,6 +151,7 @@ class ReasonModule(LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and data is not None:
             check_sizes(self, data)
+            check_samples(self, data)
             warn_of_sizes(self, data)
 
     def configure_model(self) -> None:
@@ -248,10 +251,7 @@ class ReasonModule(LightningModule):
                 "the loader ran ahead of the update"
             )
         if self.phase == "joint" and not rollout.on_policy:
-            raise ConfigError(
-                "data.engine: its responses are not samples of the policy as it is, so they may "
-                "train the critic only; add the callback ValuePretraining, or choose HFEngine"
-            )
+            raise ConfigError(OFF_POLICY)
         if self.phase not in ("joint", "value_warmup"):
             raise ConfigError(f"callbacks: phase={self.phase!r}: choose joint or value_warmup")
         rollout.check()

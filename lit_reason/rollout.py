@@ -103,6 +103,9 @@ class RolloutEngine(ABC):
         """The training prompts that the engine can answer; all of them unless it overrides this."""
         return prompts
 
+    def check(self) -> None:  # noqa: B027
+        """Refuses a run; called when the actor has its weights, and before a file is written."""
+
     @abstractmethod
     def generate(
         self, prompts: Sequence[list[int]], samples: int, sampling: Sampling, seed: int

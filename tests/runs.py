@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import Bundled
@@ -62,3 +62,25 @@ def run(module, data, *callbacks, ckpt_path=None, **kwargs):
     )
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return trainer
+
+
+def few_problems(**kwargs):
+    """`data_of` so few problems that three rollouts hold every one of them."""
+    few = {"task": PlanCount(n_max=3, limit=6), "rollouts_per_epoch": 3}
+    return data_of(**{**few, **kwargs})
+
+
+class Keep(Callback):
+    """Keeps every rollout, experience and logged value."""
+
+    def __init__(self):
+        self.rollouts, self.experiences, self.rows = [], [], []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.rollouts.append(batch)
+        self.experiences.append(outputs["experience"])
+        self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()])

@@ -245,6 +245,11 @@ NO_EFFECT = [
     ("grpo", "--trainer.default_root_dir=x", r"default_root_dir=x: has no effect; .* run_dir"),
     ("grpo", "--trainer.limit_test_batches=3", r"limit_test_batches=3: has no effect on fit"),
     ("grpo", "--data.val_task=null", r"data\.val_task=null: evaluation uses the training problems"),
+    (
+        "grpo",
+        "--callbacks.o=OverlongFilter --callbacks.o.critic=false",
+        r"OverlongFilter\.critic=False: has no effect without a critic; set it to true",
+    ),
     ("grpo", "--threads=100000", r"threads=100000: this machine has \d+ processors"),
 ]
 
@@ -267,6 +272,13 @@ def test_a_finished_run_that_is_continued_is_not_said_to_have_trained_nothing():
 def test_a_run_that_never_trained_the_policy_says_so():
     with pytest.warns(ConfigWarning, match=r"none of the 2 rollouts trained the policy: see upd"):
         fit(*tiny("dapo"), *SMALL, "--data.sampling.max_new_tokens=8", "--data.max_rounds=2")
+
+
+def test_a_run_that_never_trained_the_critic_says_so():
+    flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
+    says = r"none of the 2 rollouts trained the critic: see update/skipped_critic"
+    with pytest.warns(ConfigWarning, match=says):
+        fit(*tiny("ppo"), *SMALL, *flags)
 
 
 def test_group_relative_advantages_of_single_responses_are_refused(capsys):

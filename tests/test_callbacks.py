@@ -39,7 +39,7 @@ from tests.runs import data_of, module_of, run
 
 # some runs here are parts of longer ones and end within their warm-up
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:callbacks.value_warmup:lit_reason.errors.ConfigWarning"
+    "ignore:ValueWarmup.rollouts:lit_reason.errors.ConfigWarning"
 )
 
 
@@ -255,9 +255,9 @@ def test_a_resumed_run_continues_in_the_right_phase(policy, tmp_path):
 
 
 def test_a_warm_up_that_cannot_be_is_refused(policy, capsys):
-    with pytest.raises(ConfigError, match=r"callbacks\.value_warmup\.rollouts=0: .*set .* to null"):
+    with pytest.raises(ConfigError, match=r"ValueWarmup\.rollouts=0: .*leave the callback out"):
         ValueWarmup(0)
-    with pytest.raises(ConfigError, match=r"callbacks\.value_warmup: .*no critic to warm up"):
+    with pytest.raises(ConfigError, match=r"callbacks: ValueWarmup has no critic to train"):
         run(module_of(policy, critic=False), data_of(), ValueWarmup(1))
 
 
@@ -340,7 +340,7 @@ def test_positions_split_every_response_into_parts(policy):
         parts = [masks[f"entropy/position_{i + 1}"] for i in range(positions)]
         assert torch.equal(torch.stack(parts).sum(0), batch.response_mask.long())
     assert set(EntropyMonitor(0).masks(batch)) == {"entropy", "entropy/correct", "entropy/wrong"}
-    with pytest.raises(ConfigError, match=r"callbacks\.entropy\.positions=-1"):
+    with pytest.raises(ConfigError, match=r"EntropyMonitor\.positions=-1"):
         EntropyMonitor(-1)
 
 
@@ -381,7 +381,7 @@ def test_the_sample_table_is_written_when_due(policy, tmp_path):
     rows = read(tmp_path / "run" / "samples.jsonl")
     assert [row["rollout"] for row in rows] == [0] * 3 + [2] * 3
     for name in ("every_n_rollouts", "rows"):
-        with pytest.raises(ConfigError, match=rf"callbacks\.samples\.{name}=0"):
+        with pytest.raises(ConfigError, match=rf"SampleTable\.{name}=0"):
             SampleTable(**{name: 0})
 
 

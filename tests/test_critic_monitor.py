@@ -290,15 +290,30 @@ def test_the_experience_keeps_what_the_estimator_was_given(backbone):
 
 
 def test_an_algorithm_without_a_critic_is_refused(capsys):
-    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--callbacks.critic=CriticMonitor")
-    assert "callbacks.critic" in line
-    assert "no critic to watch" in line
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--callbacks.mine=CriticMonitor")
+    assert "callbacks: CriticMonitor has no critic to watch" in line
+    assert "callbacks.critic" not in line
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--callbacks.mine=CriticMonitor --callbacks.mine.positions=0",
+        "--callbacks.mine=EntropyMonitor --callbacks.mine.positions=-1",
+        "--callbacks.mine=SampleTable --callbacks.mine.rows=0",
+        "--callbacks.mine=ValueWarmup --callbacks.mine.rollouts=0",
+        "--callbacks.mine=ValuePretraining --callbacks.mine.patience=0",
+    ],
+)
+def test_a_setting_of_a_callback_is_named_as_it_was_given(flags, capsys):
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *flags.split())
+    assert line.startswith("error: callbacks.mine."), line
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"positions": 0}, "callbacks.critic.positions=0: must be at least 1"),
+        ({"positions": 0}, "CriticMonitor.positions=0: must be at least 1"),
         ({"points": 6}, "points=6: must be a multiple of positions=4"),
         ({"low": 1.0}, "low=1.0, high=1.0: low must be below high"),
         ({"high": math.inf}, "low must be below high, both finite"),

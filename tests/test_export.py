@@ -45,6 +45,8 @@ def test_the_folder_holds_the_weights_of_the_checkpoint(checkpoint, tmp_path, ca
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
     actor = {k.removeprefix("actor."): v for k, v in saved.items() if k.startswith("actor.")}
     assert model.keys() == actor.keys()
+    modes = {path.name: path.stat().st_mode for path in out.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # others may read both
     for name, value in model.items():
         assert value.dtype == torch.float32
         assert torch.equal(value, actor[name]), name

@@ -358,6 +358,10 @@ def test_both_exports_are_the_trained_policy(runs, tmp_path, capsys):
     settings = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["task_type"]) == (16, 32, "CAUSAL_LM")
     assert Path(settings["base_model_name_or_path"]) == Path(Bundled().path)
+    modes = [
+        p.stat().st_mode for name in ("merged", "adapters") for p in (tmp_path / name).iterdir()
+    ]
+    assert len(set(modes)) == 1  # others may read weights and all
     full = folder / "full" / "checkpoints" / "last.ckpt"
     assert "no adapters" in refused(capsys, full, tmp_path / "none", "--adapters")
     assert not (tmp_path / "none").exists()

@@ -16,7 +16,7 @@ from tests.conftest import SMALL, fit, tiny
 pytestmark = [
     pytest.mark.slow,
     # VAPO's warm-up, where it is the switch left on, is longer than these runs
-    pytest.mark.filterwarnings("ignore:callbacks.value_warmup:lit_reason.errors.ConfigWarning"),
+    pytest.mark.filterwarnings("ignore:ValueWarmup.rollouts:lit_reason.errors.ConfigWarning"),
     # λ_policy = 1 where the length-adaptive λ is the switch left on
     pytest.mark.filterwarnings("ignore:model.advantage.lam_policy:lit_reason.errors.ConfigWarning"),
 ]

@@ -1,7 +1,6 @@
 """A critic of its own stage: pretrained online or from a file, kept, and taken up by later runs."""
 
 import copy
-import json
 import re
 import warnings
 from pathlib import Path
@@ -9,53 +8,32 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from lit_reason.__main__ import main
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import Pretrained, Scratch, character_tokenizer
-from lit_reason.callbacks import RolloutRecorder, ValuePretraining, ValueWarmup
-from lit_reason.critics import save_critic
+from lit_reason.callbacks import OverlongFilter, ValuePretraining, ValueWarmup
+from lit_reason.critics import notes_of, save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import GroupFilter
-from lit_reason.fingerprint import fingerprint
 from lit_reason.functional import explained_variance, gae, last_token
 from lit_reason.learner import Update
 from lit_reason.module import ReasonModule
 from lit_reason.networks import state_values, values_and_after
 from lit_reason.objectives import ClippedSurrogate
-from lit_reason.recorded import Recorded
-from lit_reason.tasks import PlanCount
+from lit_reason.rewards import Correctness, StepCorrectness
+from lit_reason.rollout import Sampling, ValSampling
+from lit_reason.tasks import PlanCount, Task
 from lit_reason.tasks.plan_count import ALPHABET
 from lit_reason.value_metrics import ValueMetrics
-from tests import runs
 from tests.conftest import SMALL, config, demonstrations, fails, fit, ready, tiny
-from tests.runs import module_of, run, shipped
+from tests.runs import Keep, module_of, run, shipped, weights
+from tests.runs import few_problems as data_of
 
 MONITORED = "val/value/explained_variance"
 PRETRAIN = [config("value_pretrain.yaml"), *SMALL, "--model.update.critic_minibatch_size=8"]
-
-
-def data_of(**kwargs):
-    """Few problems, so that every one of them is recorded."""
-    few = {"task": PlanCount(n_max=3, limit=6), "rollouts_per_epoch": 3}
-    return runs.data_of(**{**few, **kwargs})
-
-
-class Keep(Callback):
-    """Keeps every rollout, experience and logged value."""
-
-    def __init__(self):
-        self.rollouts, self.experiences, self.rows = [], [], []
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.rollouts.append(batch)
-        self.experiences.append(outputs["experience"])
-        self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
-
-
-def weights(network):
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
 # --- the stage ------------------------------------------------------------------------------------
@@ -109,11 +87,140 @@ def test_the_best_critic_is_kept_and_the_run_ends_when_none_is_better():
     module = module_of()
     whole = {"max_epochs": 6, "limit_val_batches": 1.0}
     trainer = run(module, data_of(rollouts_per_epoch=1), callback, **whole)
-    assert trainer.current_epoch == 5  # 0.504 is no rise by the least that counts
-    assert callback.best == 0.5
+    assert trainer.current_epoch == 5  # 0.504 is no rise by the least that patience counts
     assert not torch.equal(kept[0], kept[1])
-    assert all(torch.equal(kept[1], other) for other in kept[2:])
-    assert callback.state_dict() == {"best": 0.5, "waited": 3}
+    assert torch.equal(kept[1], kept[2])
+    assert not torch.equal(kept[2], kept[3])  # but it is the best so far
+    assert torch.equal(kept[3], kept[4])
+    assert callback.state_dict() == {"best": 0.504, "risen": 0.5, "waited": 3}
+    closing = callback.closing(trainer)
+    assert closing.startswith("kept the critic of rollout 4 (explained variance 0.5040 on held-out")
+    assert closing.endswith("start from it with --model.backbone.critic_init=run/critic")
+
+
+class Scores(ValuePretraining):
+    """Is told what held-out problems say of the critic, by the number of rollouts."""
+
+    def __init__(self, *scores, **kwargs):
+        super().__init__(**kwargs)
+        self.scores = scores
+
+    def on_validation_end(self, trainer, pl_module):
+        pl_module.last_evaluation[self.monitored] = self.scores[pl_module.policy_version]
+        super().on_validation_end(trainer, pl_module)
+
+
+WHOLE = {"limit_val_batches": 1.0, "num_sanity_val_steps": -1}
+
+
+def test_small_rises_that_add_up_count():
+    callback = Scores(0, 0.1, 0.104, 0.108, 0.112, patience=2)
+    trainer = run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=4, **WHOLE)
+    assert trainer.current_epoch == 4
+    assert callback.state_dict() == {"best": 0.112, "risen": 0.108, "waited": 1}
+
+
+def test_a_critic_that_has_not_trained_is_not_the_best_of_them():
+    callback = Scores(0.9, 0.1)
+    run(module_of(), data_of(rollouts_per_epoch=1), callback, **WHOLE)
+    assert callback.best == 0.1
+
+
+def test_a_resumed_run_remembers_the_best_critic_and_how_long_it_waits():
+    scores, one = (0, 0.5, 0.4, 0.3, 0.2), data_of(rollouts_per_epoch=1)
+    trainer = run(module_of(), one, Scores(*scores), max_epochs=2, **WHOLE)
+    trainer.save_checkpoint("half.ckpt")
+    kept = Path("run/critic/critic.safetensors").read_bytes()
+    callback = Scores(*scores)
+    again = run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=9,
+                ckpt_path="half.ckpt", **WHOLE)  # fmt: skip
+    assert again.current_epoch == 4
+    assert callback.state_dict() == {"best": 0.5, "risen": 0.5, "waited": 3}
+    assert Path("run/critic/critic.safetensors").read_bytes() == kept
+
+
+@pytest.mark.parametrize("score", [0.9, 0.0])
+def test_validating_writes_nothing_and_ends_nothing(score):
+    module, data, callback = module_of(), data_of(rollouts_per_epoch=1), Scores(0, 0.1, patience=1)
+    trainer = run(module, data, callback, **WHOLE)
+    kept, state = Path("run/critic/critic.safetensors").read_bytes(), callback.state_dict()
+    callback.scores, trainer.should_stop = (0, score), False
+    trainer.validate(module, data)
+    assert callback.state_dict() == state
+    assert not trainer.should_stop
+    assert Path("run/critic/critic.safetensors").read_bytes() == kept
+
+
+def test_a_critic_that_took_no_step_is_not_kept():
+    module, data = module_of(), data_of(sampling=Sampling(max_new_tokens=2))
+    with pytest.warns(ConfigWarning, match=r"ValuePretraining keeps no critic, .* 3 rollouts"):
+        trainer = run(module, data, OverlongFilter(), callback := ValuePretraining(), **WHOLE)
+    assert callback.best == -torch.inf
+    assert not Path("run/critic").exists()
+    assert callback.closing(trainer) is None
+    with pytest.warns(ConfigWarning, match=r"ValueWarmup keeps no critic"):
+        run(module_of(), data, OverlongFilter(), ValueWarmup(1, save=True))
+
+
+def test_the_best_checkpoint_follows_what_can_change():
+    folder = fit(*PRETRAIN, "--trainer.max_epochs=2")
+    best = torch.load(next(folder.glob("checkpoints/best*")), weights_only=True)
+    monitored = [v["monitor"] for k, v in best["callbacks"].items() if "BestCheckpoint" in k]
+    assert monitored == [MONITORED]
+
+
+@pytest.mark.filterwarnings("ignore:.*evaluation uses the training problems")
+def test_pretraining_without_held_out_problems_is_refused(capsys):
+    line = fails(capsys, "fit", *PRETRAIN, "--data.val_task=null")
+    assert re.search(
+        r"data\.val_task=null: ValuePretraining keeps .* name a task of held-out", line
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit_val_batches": 0}, r"trainer\.limit_val_batches=0: .*; leave it out, or ValueP"),
+        (
+            {"limit_val_batches": 1.0, "check_val_every_n_epoch": 2},
+            r"check_val_every_n_epoch=2: the run has 1 epochs .*; choose at most 1, or ValueP",
+        ),
+    ],
+)
+def test_a_stage_that_never_looks_is_warned_of_by_what_keeps_it(settings, message):
+    with pytest.warns(ConfigWarning, match=message):
+        run(module_of(), data_of(rollouts_per_epoch=1), ValuePretraining(), **settings)
+
+
+NO_EFFECT = {
+    "--model.advantage.lam_critic=0.9": "model.advantage.lam_critic=0.9",
+    "--model.advantage.lam_policy=0.9 --callbacks.critic=null": "model.advantage.lam_policy=0.9",
+    "--model.policy.clip_low=0.1": "model.policy.clip_low=0.1",
+    "--model.update.epochs=3": "model.update.epochs=3",
+    "--model.actor_optimizer.lr=1e-3": "model.actor_optimizer.lr=1e-3",
+    "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR": "model.actor_scheduler",
+    "--model.terms.bonus=EntropyBonus": "model.terms.bonus",
+}
+
+
+@pytest.mark.parametrize("flags", list(NO_EFFECT))
+def test_what_nothing_reads_while_the_policy_never_trains_is_warned_of(flags):
+    says = re.escape(NO_EFFECT[flags]) + ".*: has no effect while the policy never trains"
+    with pytest.warns(ConfigWarning, match=says):
+        main(["fit", *PRETRAIN, *flags.split(), "--trainer.fast_dev_run=true"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*PRETRAIN, "--model.advantage.lam_policy=0.9", "--model.kl_in_reward=0.1"],
+        [*tiny("vapo"), *SMALL, "--callbacks.value_warmup=ValuePretraining"],
+    ],
+)
+def test_shipped_configurations_pretrain_without_a_warning(flags):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConfigWarning)
+        main(["fit", *flags, "--run_dir=run"])
 
 
 def test_the_policy_is_not_scored_while_nobody_reads_it(monkeypatch):
@@ -143,7 +250,9 @@ def test_settings_without_a_sense_are_refused(settings, message):
 
 def test_an_algorithm_without_a_critic_has_none_to_pretrain(capsys):
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--callbacks.v=ValuePretraining")
-    assert re.search(r"no critic to warm up; set .* to null, or model\.value", line), line
+    assert re.search(
+        r"callbacks: ValuePretraining has no critic .*; leave it out, or set mod", line
+    )
 
 
 # --- held-out metrics -----------------------------------------------------------------------------
@@ -178,6 +287,110 @@ def test_constant_returns_leave_nothing_to_explain():
     assert metric.compute()["explained_variance"] == 0
     metric.update(torch.randn(3, 4), torch.full((3, 4), 0.1), torch.ones(3, 4).bool())
     assert metric.compute()["explained_variance"] == 0
+
+
+def test_only_what_would_train_the_critic_counts():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(9) < torch.randint(2, 9, (12,), generator=generator)[:, None]
+    values, returns = torch.randn(2, 12, 9, generator=generator)
+    rows = torch.arange(12) % 3 > 0
+    got, want = ValueMetrics(), ValueMetrics()
+    got.update(values, returns, mask, mask & rows[:, None])
+    want.update(values[rows], returns[rows], mask[rows])
+    assert got.compute() == pytest.approx(want.compute())
+    late = ValueMetrics()
+    late.update(values, returns, mask, mask & (torch.arange(9) > 0))
+    early = (values - returns)[:, 0].mean()  # V before the first token, whether or not it counts
+    assert late.compute()["bias"] == pytest.approx(float(early), rel=1e-6)
+    last = ValueMetrics()
+    last.update(values, returns, mask)
+    at = last_token(mask)
+    want = explained_variance(values.double(), returns.double(), at)
+    assert last.compute()["explained_variance_last"] == pytest.approx(float(want))
+
+
+@pytest.mark.parametrize("truncation", ["terminal", "bootstrap"])
+def test_the_held_out_target_is_that_of_value_pretraining(truncation):
+    rollout = demonstrations(shipped())
+    rollout.truncated = torch.arange(16) % 3 == 0
+    rollout.scored[5] = False
+    rollout.value_mask[5] = False
+    rollout.token_rewards = 0.1 * rollout.response_mask
+    estimator = GAE(0.9, lam_critic=0.5, truncation=truncation)
+    module = ready(module_of(advantage=estimator))
+    with torch.no_grad():
+        module.critic.head.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    values, returns, mask, trains = module.evaluator._values_and_returns(rollout)
+    module.phase = "value_warmup"
+    wanted, _ = module.annotate(rollout, [torch.arange(16)])
+    torch.testing.assert_close(values, wanted.values)
+    torch.testing.assert_close(returns[mask], wanted.returns[mask], atol=1e-5, rtol=1e-5)
+    assert torch.equal(mask, rollout.policy_mask)
+    assert torch.equal(trains, rollout.value_mask)
+    assert values.abs().max() > 0.1
+
+
+class Seen(Callback):
+    """Keeps the held-out batches as the evaluation gets them."""
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, *_):
+        self.batch = batch
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_held_out_responses_that_would_be_dropped_do_not_count(critic):
+    seen = Seen()
+    held_out = {
+        "val_task": PlanCount("held_out", limit=8),
+        "val_sampling": ValSampling(max_new_tokens=24),
+    }
+    data = data_of(**held_out, rollouts_per_epoch=1)
+    run(module_of(), data, OverlongFilter(critic), seen, limit_val_batches=1.0)
+    batch = seen.batch
+    assert 0 < batch.truncated.sum() < len(batch)
+    kept = batch.response_mask & ~batch.truncated[:, None]
+    assert torch.equal(batch.value_mask, kept if critic else batch.response_mask)
+
+
+def test_held_out_returns_hold_the_rewards_of_tokens():
+    """Those of the held-out task, which the term was not set up for."""
+    seen = Seen()
+    rewards = {"correctness": Correctness(), "steps": StepCorrectness(weight=0.5)}
+    data = data_of(rewards=rewards, rollouts_per_epoch=1)
+    run(module_of(), data, seen, limit_val_batches=1.0)
+    batch, term = seen.batch, StepCorrectness(weight=0.5)
+    term.setup(data.val_task, 24, shipped().tokenizer)
+    for i, (prompt, text) in enumerate(zip(batch.prompts, batch.texts, strict=True)):
+        steps = data.val_task.judge_steps(prompt, text)
+        assert float(batch.token_rewards[i].sum()) == sum(0.5 if v else -0.5 for _, v in steps)
+    assert batch.token_rewards.any()
+    run(module_of(critic=False), data, seen, limit_val_batches=1.0)
+    assert not seen.batch.token_rewards.any()  # nobody would read them
+
+
+class NoSteps(PlanCount):
+    """Held-out problems whose steps nobody judges."""
+
+    judge_steps = Task.judge_steps
+
+
+def test_rewards_of_tokens_that_held_out_problems_cannot_have_are_warned_of():
+    rewards = {"correctness": Correctness(), "steps": StepCorrectness()}
+    val_task = NoSteps("held_out", n_max=3, limit=4)
+    data = data_of(rewards=rewards, val_task=val_task, rollouts_per_epoch=1)
+    with pytest.warns(
+        ConfigWarning, match=r"rewards\.steps: left out of val/value.*NoSteps does no"
+    ):
+        run(module_of(), data, limit_val_batches=1.0)
+
+
+def test_a_stage_of_last_tokens_is_judged_at_them():
+    callback = Scores(0, 0.1, 0.2, tokens="last")
+    assert callback.monitored == f"{MONITORED}_last"
+    module = module_of()
+    run(module, data_of(rollouts_per_epoch=1), callback, max_epochs=2, **WHOLE)
+    assert callback.best == 0.2
+    assert f"{MONITORED}_last" in module.last_evaluation
 
 
 # --- where a critic starts ------------------------------------------------------------------------
@@ -245,6 +458,83 @@ def test_a_critic_of_another_vocabulary_or_size_is_refused(tmp_path):
         Scratch(ALPHABET, critic_init=str(tmp_path / "b")).critic()
 
 
+OTHERS = {
+    "num_attention_heads": 4,
+    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    "hidden_act": "relu",
+    "rms_norm_eps": 1e-2,
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_a_critic_whose_weights_would_be_another_function_is_refused(name, tmp_path):
+    """Its tensors have the same names and shapes."""
+    made = Scratch(ALPHABET)
+    setattr(made.config, name, OTHERS[name])
+    if name == "num_attention_heads":
+        made.config.num_key_value_heads, made.config.head_dim = 4, 16
+    save_critic(made.critic(), tmp_path, made.tokenizer)
+    with pytest.raises(
+        ConfigError, match=rf"another architecture than .*: {name}=.*, not .*; give"
+    ):
+        Scratch(ALPHABET, critic_init=str(tmp_path)).critic()
+    file = tmp_path / "critic.safetensors"
+    notes = notes_of(file)
+    del notes["architecture"]  # as older files
+    save_file(load_file(file), file, notes)
+    Scratch(ALPHABET, critic_init=str(tmp_path)).critic()
+
+
+def test_what_does_not_change_the_function_is_no_other_architecture(tmp_path):
+    made = Scratch(ALPHABET, context_length=64)
+    made.config.initializer_range, made.config.use_cache = 0.5, False
+    save_critic(made.critic(), tmp_path, made.tokenizer)
+    Scratch(ALPHABET, context_length=512, critic_init=str(tmp_path)).critic()
+
+
+def test_a_reward_model_of_another_function_is_refused(tmp_path):
+    model = reward_model(tmp_path / "rm")
+    path = policy_like(tmp_path / "policy", model)
+    model.config.rms_norm_eps = 0.1
+    model.save_pretrained(tmp_path / "rm")
+    with pytest.raises(ConfigError, match=r"critic_init=.*rm: .*rms_norm_eps=0\.1, not 1e-06"):
+        Pretrained(path, critic_init=str(tmp_path / "rm")).critic()
+
+
+def test_weights_that_are_not_finite_are_no_start(tmp_path):
+    made = Scratch(ALPHABET)
+    critic = made.critic()
+    critic.head.bias.data.fill_(torch.nan)
+    save_critic(critic, tmp_path / "a", made.tokenizer)
+    with pytest.raises(ConfigError, match=r"not finite, the first in head\.bias; give another st"):
+        Scratch(ALPHABET, critic_init=str(tmp_path / "a")).critic()
+    model = reward_model(tmp_path / "rm")
+    path = policy_like(tmp_path / "policy", model)
+    model.score.weight.data[0, 0] = torch.inf
+    model.save_pretrained(tmp_path / "rm")
+    with pytest.raises(ConfigError, match=r"not finite, the first in head\.weight"):
+        Pretrained(path, critic_init=str(tmp_path / "rm")).critic()
+
+
+def test_a_start_that_is_nearly_named_is_pointed_at(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"critic_init=rm: .*callbacks\.value_warmup\.tokens=last"
+    ):
+        Scratch(ALPHABET, critic_init="rm")
+    made = Scratch(ALPHABET)
+    save_critic(made.critic(), tmp_path / "critic", made.tokenizer)
+    with pytest.raises(ConfigError, match=rf"is a run folder; its critic is {tmp_path}/critic"):
+        Scratch(ALPHABET, critic_init=str(tmp_path))
+
+
+def test_others_may_read_a_critic(tmp_path):
+    made = Scratch(ALPHABET)
+    save_critic(made.critic(), tmp_path, made.tokenizer)
+    (tmp_path / "plain").touch()
+    plain, file = (tmp_path / name for name in ("plain", "critic.safetensors"))
+    assert file.stat().st_mode == plain.stat().st_mode
+
+
 def test_a_crash_while_writing_leaves_the_earlier_critic(tmp_path, monkeypatch):
     backbone = Scratch(ALPHABET)
     save_critic(backbone.critic(), tmp_path, backbone.tokenizer)
@@ -266,129 +556,6 @@ def test_regressing_the_last_token_only_leaves_the_others_alone():
     for i, rollout in enumerate(keep.rollouts):
         want = last_token(rollout.response_mask) if i < 2 else rollout.response_mask
         assert torch.equal(rollout.value_mask, want)
-
-
-# --- from a file ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory):
-    """The responses of three rollouts of the shipped policy, as text, and those rollouts."""
-    folder, keep = tmp_path_factory.mktemp("recording"), Keep()
-    callbacks = ValuePretraining(patience=None), RolloutRecorder(), keep
-    run(module_of(), data_of(), *callbacks, default_root_dir=folder)
-    return (folder / "rollouts.jsonl").read_text(), keep.rollouts
-
-
-@pytest.fixture
-def recorded(recording):
-    path = Path("run/rollouts.jsonl")
-    path.parent.mkdir()
-    path.write_text(recording[0])
-    return path, recording[1]
-
-
-def test_a_recorded_rollout_holds_what_was_sampled(recorded):
-    path, rollouts = recorded
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["rollout"] for row in rows] == [0, 0, 1, 1, 2, 2]
-    assert {row["policy"] for row in rows} == {fingerprint(shipped().actor())}
-    batch = rollouts[1]
-    for i in range(8):
-        response = rows[2 + i // 4]["responses"][i % 4]
-        assert response["ids"] == batch.response_ids[i][batch.response_mask[i]].tolist()
-        assert response["truncated"] == bool(batch.truncated[i])
-        assert response["text"] == batch.texts[i]
-
-
-def test_a_critic_learns_from_recorded_responses_for_many_epochs(recorded):
-    path, rollouts = recorded
-    known = {
-        tuple(r.response_ids[i][r.response_mask[i]].tolist())
-        for r in rollouts
-        for i in range(len(r))
-    }
-    keep, module = Keep(), module_of()
-    data = data_of(engine=Recorded(str(path)))
-    callback = ValuePretraining(patience=None)
-    run(module, data, callback, keep, max_epochs=2, limit_val_batches=1.0)
-    assert len(keep.rollouts) == 6
-    for batch in keep.rollouts:
-        assert not batch.on_policy
-        ids = [tuple(row[m].tolist()) for row, m in zip(
-            batch.response_ids, batch.response_mask, strict=True)]  # fmt: skip
-        assert set(ids) <= known
-    assert torch.equal(weights(module.actor), weights(shipped().actor()))
-    assert keep.rows[-1]["loss/value"] < keep.rows[0]["loss/value"]
-    assert MONITORED in module.last_evaluation  # held-out problems were sampled
-
-
-def test_offline_pretraining_resumes_to_the_same_bits(recorded):
-    path, _ = recorded
-
-    def go(epochs, ckpt_path=None):
-        module = module_of()
-        engine = Recorded(str(path))
-        trainer = run(
-            module,
-            data_of(engine=engine),
-            ValuePretraining(patience=None),
-            max_epochs=epochs,
-            ckpt_path=ckpt_path,
-        )
-        return module, trainer
-
-    whole, _ = go(4)
-    _, trainer = go(2)
-    trainer.save_checkpoint("half.ckpt")
-    rest, _ = go(4, "half.ckpt")
-    assert torch.equal(weights(whole.critic), weights(rest.critic))
-
-
-def test_responses_of_another_policy_are_refused_unless_forced(recorded, tmp_path):
-    path, _ = recorded
-    lines = path.read_text().replace(fingerprint(shipped().actor()), "0123456789abcdef")
-    path.write_text(lines)
-    with pytest.raises(ConfigError, match=r"path=.*policy 0123456789abcdef.*force=true"):
-        run(module_of(), data_of(engine=Recorded(str(path))), ValuePretraining(patience=None))
-    engine = Recorded(str(path), force=True)
-    run(module_of(), data_of(engine=engine), ValuePretraining(patience=None))
-
-
-def test_recorded_responses_do_not_train_a_policy(recorded):
-    path, _ = recorded
-    with pytest.raises(ConfigError, match="may train the critic only; add the callback ValuePre"):
-        run(module_of(), data_of(engine=Recorded(str(path))))
-
-
-@pytest.mark.usefixtures("recorded")
-def test_files_that_hold_no_rollouts_of_this_task_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.engine\.path=nowhere: no recorded rollouts"):
-        Recorded("nowhere")
-    data = data_of(engine=Recorded("run"), group_size=8)
-    with pytest.raises(ConfigError, match=r"group_size=8: .* holds 4 responses"):
-        run(module_of(), data, ValuePretraining(patience=None))
-    data = data_of(engine=Recorded("run"), task=PlanCount(n_min=4, n_max=5, limit=1))
-    with pytest.raises(ConfigError, match="holds responses to none of the 1 prompts"):
-        run(module_of(), data, ValuePretraining(patience=None))
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"a": 1}\n')
-    with pytest.raises(ConfigError, match=r"other\.jsonl is no file of RolloutRecorder"):
-        run(module_of(), data_of(engine=Recorded(str(other))), ValuePretraining(patience=None))
-
-
-def test_a_resumed_run_records_no_rollout_twice():
-    module = module_of()
-    trainer = run(module, data_of(), ValuePretraining(patience=None), RolloutRecorder())
-    trainer.save_checkpoint("half.ckpt")
-    whole = Path("run/rollouts.jsonl").read_text()
-    with Path("run/rollouts.jsonl").open("a") as file:
-        file.write('{"rollout": 3}\n{"roll')
-    callbacks = ValuePretraining(patience=None), RolloutRecorder()
-    run(module_of(), data_of(), *callbacks, max_epochs=2, ckpt_path="half.ckpt")
-    rows = Path("run/rollouts.jsonl").read_text()
-    assert rows.startswith(whole)
-    assert [json.loads(r)["rollout"] for r in rows.splitlines()] == [i // 2 for i in range(12)]
 
 
 # --- everything that was generated ----------------------------------------------------------------
@@ -523,3 +690,13 @@ def test_a_lambda_that_is_held_at_its_bound_is_warned_of_once():
         warnings.simplefilter("error")
         estimator(rollout, rewards, rewards)
         GAE(alpha=5)(rollout, rewards, rewards)
+
+
+def test_a_bound_lambda_is_not_warned_of_while_no_policy_trains():
+    module = module_of(advantage=GAE(alpha=1e-3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*LeafSpec")
+        run(module, data_of(rollouts_per_epoch=1), ValuePretraining(patience=None))
+    with pytest.warns(ConfigWarning, match=r"alpha=0\.001: .* alpha well above"):
+        run(module_of(advantage=GAE(alpha=1e-3)), data_of(), ValueWarmup(1))

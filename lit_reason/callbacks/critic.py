@@ -47,15 +47,15 @@ class CriticMonitor(Callback):
     ) -> None:
         self.grid = Grid(positions, points, low, high, bins, length_bins)
         for wrong in check_grid(self.grid):
-            raise ConfigError(f"callbacks.critic.{wrong}")
+            raise ConfigError(f"CriticMonitor.{wrong}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses to watch a critic that does not exist."""
         module: Any = pl_module
         if stage == "fit" and module.value is None:
             raise ConfigError(
-                "callbacks.critic: this configuration has no critic to watch; set "
-                "callbacks.critic to null, or model.value and a model.advantage that uses it"
+                "callbacks: CriticMonitor has no critic to watch in this configuration; leave it "
+                "out, or set model.value and a model.advantage that uses it"
             )
 
     @rank_zero_only

@@ -26,7 +26,7 @@ class EntropyMonitor(Callback):
 
     def __init__(self, positions: int = 4) -> None:
         if positions < 0:
-            raise ConfigError(f"callbacks.entropy.positions={positions}: must be at least 0")
+            raise ConfigError(f"EntropyMonitor.positions={positions}: must be at least 0")
         self.positions = positions
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

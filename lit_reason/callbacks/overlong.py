@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigWarning
+from lit_reason.errors import ConfigWarning, warn_of_no_effect
 from lit_reason.rewards import SoftOverlong
 
 
@@ -26,7 +26,10 @@ class OverlongFilter(Callback):
         self.critic = critic
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Warns of a punishment that reaches no truncated response."""
+        """Warns of a punishment that reaches no truncated response, and of what nothing reads."""
+        module: Any = pl_module
+        if stage == "fit" and module.value is None and not self.critic:
+            warn_of_no_effect("without a critic", {"OverlongFilter.critic": self.critic}, "true")
         data: Any = getattr(trainer, "datamodule", None)
         for name, term in getattr(data, "rewards", {}).items():
             if stage == "fit" and isinstance(term, SoftOverlong):
@@ -50,3 +53,17 @@ class OverlongFilter(Callback):
         self.log(  # type: ignore[attr-defined]
             "overlong/masked", share, batch_size=len(batch), sync_dist=distributed
         )
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: RolloutBatch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """The critic is judged by responses of the kind that it learns from."""
+        if self.critic:
+            batch.value_mask &= ~batch.truncated[:, None]
+
+    on_test_batch_start = on_validation_batch_start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_reason.batch import RolloutBatch
 from lit_reason.fingerprint import fingerprint
 from lit_reason.jsonl import append_rows, drop_from
+from lit_reason.rollout import Sampling
 
 
 class RolloutRecorder(Callback):
     """Writes every response of a run to `RUN_DIR/rollouts.jsonl`, one group of them a line.
 
-    Token ids, not texts, and the fingerprint of the policy: the engine `Recorded` gives them to
-    another run as if its policy had just sampled them. With several ranks each writes its own
-    `rollouts_RANK.jsonl`.
+    Token ids beside texts, how they were drawn, and the fingerprint of the policy: the engine
+    `Recorded` gives them to another run as if its policy had just sampled them. With several ranks
+    each writes its own `rollouts_RANK.jsonl`.
     """
 
     def path(self, trainer: Trainer) -> Path:
@@ -35,15 +37,18 @@ class RolloutRecorder(Callback):
     ) -> None:
         """Appends the rollout, before the update changes the policy."""
         module: Any = pl_module
-        append_rows(self.path(trainer), recorded_groups(batch, fingerprint(module.actor)))
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        groups = recorded_groups(batch, fingerprint(module.actor), data.sampling)
+        append_rows(self.path(trainer), groups)
 
 
-def recorded_groups(batch: RolloutBatch, policy: str) -> list[dict[str, Any]]:
+def recorded_groups(batch: RolloutBatch, policy: str, sampling: Sampling) -> list[dict[str, Any]]:
     """The groups of a rollout as plain values.
 
     Args:
         batch: The rollout.
         policy: Fingerprint of the policy that generated it.
+        sampling: How it was drawn.
     """
     groups: dict[int, dict[str, Any]] = {}
     for i, number in enumerate(batch.group_ids.tolist()):
@@ -52,7 +57,7 @@ def recorded_groups(batch: RolloutBatch, policy: str) -> list[dict[str, Any]]:
             {
                 "rollout": batch.policy_version,
                 "policy": policy,
-                "temperature": batch.temperature,
+                **asdict(sampling),
                 "prompt_ids": batch.prompt_ids[i][batch.prompt_mask[i]].tolist(),
                 "responses": [],
             },

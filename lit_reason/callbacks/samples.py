@@ -25,7 +25,7 @@ class SampleTable(Callback):
     """
 
     def __init__(self, every_n_rollouts: int = 10, rows: int = 8) -> None:
-        require_at_least_one("callbacks.samples", every_n_rollouts=every_n_rollouts, rows=rows)
+        require_at_least_one("SampleTable", every_n_rollouts=every_n_rollouts, rows=rows)
         self.every_n_rollouts, self.rows = every_n_rollouts, rows
 
     @rank_zero_only

@@ -69,6 +69,12 @@ class RunSummary(Callback):
         console = Console()
         if self.after:
             console.print(table)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        lines = [
+            callback.closing(trainer) for callback in callbacks if hasattr(callback, "closing")
+        ]
+        for line in filter(None, lines):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
         folder = Path(trainer.default_root_dir)
         for path in sorted(p for p in folder.glob("*") if not p.name.startswith(".")):
             console.print(f"  {path}", soft_wrap=True, highlight=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_reason.callbacks.value_warmup import ValueWarmup
+from lit_reason.critics import CRITIC_FILE
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 MONITORED = "val/value/explained_variance"
@@ -28,8 +29,8 @@ class ValuePretraining(ValueWarmup):
 
     Args:
         patience: Validations without a rise after which the run ends; null never ends it early.
-        min_delta: Least rise that counts.
-        tokens: See `ValueWarmup`.
+        min_delta: Least rise that patience counts; the best critic is kept whatever its lead.
+        tokens: See `ValueWarmup`; with "last" the best critic is the best at the last token.
     """
 
     def __init__(
@@ -47,55 +48,79 @@ class ValuePretraining(ValueWarmup):
             raise ConfigError(f"ValuePretraining.min_delta={min_delta}: must be at least 0")
         self.rollouts = math.inf
         self.patience, self.min_delta = patience, min_delta
-        self.best, self.waited = -math.inf, 0
+        self.best = self.risen = -math.inf  # highest score; the one that patience waits to exceed
+        self.waited = 0
+
+    @property
+    def monitored(self) -> str:
+        """The score of held-out problems that decides which critic is best."""
+        return MONITORED if self.tokens == "all" else f"{MONITORED}_last"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuses a critic that does not exist, and a run that never looks at held-out problems."""
+        """Refuses a critic that does not exist, and a run without problems to judge it by."""
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            module: Any = pl_module
-            clip = {"model.value.clip": getattr(module.value, "clip", None)}
-            warn_of_no_effect("during value pretraining", clip)
-        if stage != "fit" or self.patience is None:
+        if stage != "fit":
             return
-        every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-        never = every is not None and epochs is not None and every > epochs > 0
-        if trainer.limit_val_batches == 0 or never:
-            warnings.warn(
-                "callbacks: ValuePretraining cannot see when to stop, the run never validates; set "
-                "trainer.check_val_every_n_epoch to at most trainer.max_epochs",
-                ConfigWarning,
-                stacklevel=2,
+        module: Any = pl_module
+        clip = {"model.value.clip": getattr(module.value, "clip", None)}
+        warn_of_no_effect("during value pretraining", clip)
+        data: Any = getattr(trainer, "datamodule", None)
+        if data is not None and data.val_task is data.task:
+            raise ConfigError(
+                "data.val_task=null: ValuePretraining keeps the critic that predicts best on "
+                "problems it has not seen; name a task of held-out ones"
             )
+        if self.patience is not None:
+            self._warn_if_blind(trainer)
+
+    def _warn_if_blind(self, trainer: Trainer) -> None:
+        every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+        why = None
+        if trainer.limit_val_batches == 0:
+            why = "trainer.limit_val_batches=0: the run never validates; leave it out"
+        elif every is not None and epochs is not None and every > epochs > 0:
+            why = (
+                f"trainer.check_val_every_n_epoch={every}: the run has {epochs} epochs and never "
+                f"validates; choose at most {epochs}"
+            )
+        if why is not None:
+            text = f"{why}, or ValuePretraining cannot see when to stop"
+            warnings.warn(text, ConfigWarning, stacklevel=3)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the critic if it is the best so far, and ends a run that no longer gets better."""
         module: Any = pl_module
-        score = module.last_evaluation.get(MONITORED)
-        if score is None or module.policy_version == 0:  # before training, nothing is worth keeping
+        score = module.last_evaluation.get(self.monitored)
+        if trainer.state.fn != TrainerFn.FITTING or score is None:
             return
-        if score > self.best + self.min_delta:
-            self.best, self.waited = score, 0
+        # before training nothing is worth keeping, and on resuming it has been looked at already
+        if trainer.sanity_checking or "critic" not in module.stepped:
+            return
+        if score > self.best:
+            self.best = score
             self._write(trainer, module, explained_variance=f"{score:.4f}")
+        if score > self.risen + self.min_delta:
+            self.risen, self.waited = score, 0
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
             trainer.should_stop = True
             rank_zero_info(
                 f"value pretraining ends after {module.policy_version} rollouts: the explained "
-                f"variance on held-out problems has not risen above {self.best:.3f} in "
-                f"{self.waited} validations"
+                f"variance on held-out problems has not risen above {self.risen:.3f} by "
+                f"{self.min_delta} in {self.waited} validations"
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the critic of a run that never validated."""
-        if self.best == -math.inf and not Path(trainer.default_root_dir, "critic").exists():
+        if self.best == -math.inf and not (self._folder(trainer) / CRITIC_FILE).exists():
             self._write(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on after a resumption."""
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "risen": self.risen, "waited": self.waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See `state_dict`."""
         self.best, self.waited = state_dict["best"], state_dict["waited"]
+        self.risen = state_dict.get("risen", self.best)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.critics import save_critic
+from lit_reason.critics import CRITIC_FILE, notes_of, save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.functional import last_token
 
@@ -40,8 +41,8 @@ class ValueWarmup(Callback):
     ) -> None:
         if rollouts < 1:
             raise ConfigError(
-                f"callbacks.value_warmup.rollouts={rollouts}: must be at least 1; "
-                "set callbacks.value_warmup to null for none"
+                f"{type(self).__name__}.rollouts={rollouts}: must be at least 1; leave the "
+                "callback out for none"
             )
         self.rollouts: float = rollouts
         self.reset_optimizer, self.save, self.tokens = reset_optimizer, save, tokens
@@ -62,18 +63,24 @@ class ValueWarmup(Callback):
             )
         if stage == "fit" and module.value is None:
             raise ConfigError(
-                "callbacks.value_warmup: this configuration has no critic to warm up; set "
-                "callbacks.value_warmup to null, or model.value and a model.advantage that uses it"
+                f"callbacks: {type(self).__name__} has no critic to train in this configuration; "
+                "leave it out, or set model.value and a model.advantage that uses it"
             )
         if stage == "fit" and not self.save:
             self._warn_if_policy_never_trains(trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets the engine refuse the run while its folder is free: later a folder is claimed."""
+        data = getattr(trainer, "datamodule", None)
+        if data is not None:
+            data.engine.check()
 
     def _warn_if_policy_never_trains(self, trainer: Any) -> None:
         data = getattr(trainer, "datamodule", None)
         total = (trainer.max_epochs or 0) * data.rollouts_per_epoch if data is not None else 0
         if 0 < total <= self.rollouts:
             warnings.warn(
-                f"callbacks.value_warmup.rollouts={self.rollouts}: the run has {total} rollouts, "
+                f"ValueWarmup.rollouts={self.rollouts}: the run has {total} rollouts, "
                 "so the policy does not train; lower it, or raise trainer.max_epochs",
                 ConfigWarning,
                 stacklevel=2,
@@ -104,7 +111,30 @@ class ValueWarmup(Callback):
         if ended and self.save:
             self._write(trainer, module)
 
+    def closing(self, trainer: Trainer) -> str | None:
+        """A line for the end of a run that kept a critic; `RunSummary` prints it."""
+        file = self._folder(trainer) / CRITIC_FILE
+        if not self.save or not file.is_file():
+            return None
+        notes = notes_of(file)
+        score = notes.get("explained_variance")
+        known = f" (explained variance {score} on held-out problems)" if score else ""
+        return (
+            f"kept the critic of rollout {notes['rollouts']}{known}; start from it with "
+            f"--model.backbone.critic_init={file.parent}"
+        )
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir, "critic")
+
     def _write(self, trainer: Trainer, module: Any, **notes: str) -> None:
-        folder = Path(trainer.default_root_dir, "critic")
+        if "critic" not in module.stepped:
+            rank_zero_warn(
+                f"callbacks: {type(self).__name__} keeps no critic, as it took no step in "
+                f"{module.policy_version} rollouts: see update/skipped_critic and "
+                "reward/unscored in metrics.csv",
+                category=ConfigWarning,
+            )
+            return
         notes |= {"rollouts": str(module.policy_version)}
-        save_critic(module.critic, folder, module.backbone.tokenizer, **notes)
+        save_critic(module.critic, self._folder(trainer), module.backbone.tokenizer, **notes)

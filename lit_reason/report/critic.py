@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -63,7 +62,7 @@ def read_curves(folder: Path) -> list[Row]:
         )
     try:
         rows = list(read_rows(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: is not what CriticMonitor writes ({error})") from error
     if not rows:
         raise ConfigError(f"{path}: holds no rollout yet; wait for the first one to finish")

@@ -1,0 +1,67 @@
+"""Files that are there whole or not at all, and those with one JSON object a line."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lit_reason.errors import ConfigError
+from lit_reason.files import give_usual_mode, replacing
+from lit_reason.jsonl import append_rows, drop_from, is_cut, read_rows
+
+PATH = Path("rows.jsonl")
+ROWS = [{"rollout": i, "text": "é" * i} for i in range(3)]
+
+
+def test_what_a_killed_run_left_behind_gets_into_no_file():
+    append_rows(PATH, ROWS)
+    left = Path(".rows.jsonl.partial")
+    append_rows(left, ROWS)
+    with left.open("a") as file:
+        file.write('{"rollout": 1, "te')
+    drop_from(PATH, 2)
+    assert list(read_rows(PATH)) == ROWS[:2]
+    left.write_text("long, and of an earlier write")
+    with replacing(PATH) as partial, partial.open("a") as file:
+        file.write("new")
+    assert PATH.read_text() == "new"
+
+
+def test_a_line_that_was_cut_in_a_character_is_left_out():
+    append_rows(PATH, ROWS)
+    whole = PATH.read_bytes()
+    assert not is_cut(PATH)
+    for length in range(len(whole) - 1, whole.rindex(b"{"), -1):
+        PATH.write_bytes(whole[:length])
+        assert is_cut(PATH)
+        assert list(read_rows(PATH)) == ROWS[:2]
+    drop_from(PATH, 9)
+    assert list(read_rows(PATH)) == ROWS[:2]
+    PATH.write_bytes(b"")
+    assert not is_cut(PATH)
+
+
+@pytest.mark.parametrize("line", ["x", "[]", '{"a": 1}', "\udcff"])
+def test_a_file_that_was_changed_is_refused_where_it_would_be_continued(line):
+    text = json.dumps(ROWS[0]) + "\n" + line + "\n"
+    PATH.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: is not as .*; move it away to continue"):
+        drop_from(PATH, 1)
+    if not line.startswith(("[", "{")):
+        with pytest.raises(ValueError, match="line 2 is no JSON"):
+            list(read_rows(PATH))
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_file_has_the_mode_of_others(mask):
+    before = os.umask(mask)
+    try:
+        with replacing(PATH) as partial:
+            partial.touch(0o600)
+        Path("other").touch(0o600)
+        give_usual_mode(Path("other"))
+        assert [p.stat().st_mode & 0o777 for p in (PATH, Path("other"))] == [0o666 & ~mask] * 2
+        assert os.umask(mask) == mask  # as it was
+    finally:
+        os.umask(before)
