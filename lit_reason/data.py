@@ -20,6 +20,7 @@ from lit_reason.errors import (
     ConfigError,
     ConfigWarning,
     blaming,
+    placed,
     require_at_least_one,
     warn_of_no_effect,
 )
@@ -194,11 +195,12 @@ class RolloutDataModule(LightningDataModule):
         self.backbone = module.backbone
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        for term in self.rewards.values():
-            term.bind(module)
-            term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
-            term.check(self.task, "data.task")
-            term.check(self.val_task, "data.val_task")
+        for name, term in self.rewards.items():
+            with placed(f"data.rewards.{name}"):
+                term.bind(module)
+                term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+                term.check(self.task, "data.task")
+                term.check(self.val_task, "data.val_task")
         self._check_verdicts(module)
         if stage == "fit":
             prompts = self._encode(self.task, self.sampling, "task")
@@ -363,7 +365,8 @@ class RolloutDataModule(LightningDataModule):
             type(self.engine).__name__, responses, (len(prompts), samples), sampling, vocabulary
         )
         enter_stage(self.trainer, "scoring")
-        verdicts = judge([prompt for prompt, _ in prompts], responses, task)
+        key = "data.task" if task is self.task else "data.val_task"
+        verdicts = judge([prompt for prompt, _ in prompts], responses, task, key)
         return [
             reward(prompt, ids, answers, judged, rewards)
             for (prompt, ids), answers, judged in zip(prompts, responses, verdicts, strict=True)

@@ -15,26 +15,32 @@ LARGEST = 1e18  # its square is still a number in float32
 
 
 def judge(
-    prompts: list[Prompt], responses: list[list[Response]], task: Task
+    prompts: list[Prompt], responses: list[list[Response]], task: Task, key: str = "data.task"
 ) -> list[list[Verdict]]:
     """The task's verdicts on the responses to each prompt, all asked for at once.
 
     A truncated response is judged like any other: it may have stated its answer already.
 
+    Args:
+        prompts: The problems.
+        responses: Those to each problem.
+        task: Judges them.
+        key: `data.task` or `data.val_task`, for messages.
+
     Raises:
         ConfigError: The task raised, or returned the wrong number of verdicts.
     """
     pairs = [(p, r.text) for p, answers in zip(prompts, responses, strict=True) for r in answers]
-    with blaming("data.task", task):
+    with blaming(key, task):
         verdicts = task.judge([p for p, _ in pairs], [text for _, text in pairs])
     if not isinstance(verdicts, list) or not all(isinstance(v, Verdict) for v in verdicts):
         raise ConfigError(
-            f"data.task: {type(task).__name__}.judge returned {verdicts!r:.80}, expected a list of "
+            f"{key}: {type(task).__name__}.judge returned {verdicts!r:.80}, expected a list of "
             "Verdict"
         )
     if len(verdicts) != len(pairs):
         raise ConfigError(
-            f"data.task: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
+            f"{key}: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
             "responses"
         )
     in_order = iter(verdicts)

@@ -178,10 +178,11 @@ def _create(name: str, size: int, seed: int, params: dict[str, Any]) -> Any:
             f"you mean {' or '.join(close)}?"
         )
     known = {f.name for f in fields(DATASETS[name][1])} - {"size", "seed"}
-    for key in params:
+    for key, value in params.items():
         if key not in known:
             raise ConfigError(
-                f"task.params.{key}: {name} has no such argument; it has {', '.join(sorted(known))}"
+                f"task.params.{key}={value}: {name} has no such argument; it has "
+                f"{', '.join(sorted(known))}"
             )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)
