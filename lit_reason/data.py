@@ -126,6 +126,7 @@ class RolloutDataModule(LightningDataModule):
         self.critic_sees_all = critic_sees_all
         self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
+        self._silent: set[str] = set()  # reward terms that were warned of
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
@@ -172,6 +173,12 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigError(
                 f"data.val_pass_k={self.val_pass_k}: each must lie between 1 and data.val_samples="
                 f"{self.val_samples}"
+            )
+        if self.val_pass_k == []:
+            warnings.warn(
+                "data.val_pass_k=[]: no pass@k is reported; set it to null for powers of two",
+                ConfigWarning,
+                stacklevel=2,
             )
         if self.sampling.temperature == 0:
             raise ConfigError(
@@ -316,12 +323,28 @@ class RolloutDataModule(LightningDataModule):
             (kept if k else dropped).append(group)
 
     def _terms(self, groups: list[Group]) -> dict[str, float]:
-        """Mean of each outcome term over the responses that have it; nan if none has."""
-        means = {}
+        """Mean of each term over the responses that it scored (or nan), and the share of others."""
+        stats = {}
         for name in groups[0].terms:
-            values = [v for g in groups for v in g.terms[name] if v is not None]
-            means[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
-        return means
+            given = [v for g in groups for v in g.terms[name]]
+            values = [v for v in given if v is not None]
+            stats[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
+            stats[f"reward/{name}/unscored"] = 1 - len(values) / len(given)
+            if not values:
+                self._warn_of_silence(name, len(given))
+        return stats
+
+    def _warn_of_silence(self, name: str, count: int) -> None:
+        if name in self._silent:
+            return
+        self._silent.add(name)
+        term = self.rewards[name]
+        warnings.warn(
+            f"data.rewards.{name}={term.called}: gave no value to any of the {count} responses of "
+            f"a rollout, so it rewards nothing; {term.when_silent}",
+            ConfigWarning,
+            stacklevel=2,
+        )
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int

@@ -260,6 +260,7 @@ def test_the_other_kind_of_configuration_is_named(capsys):
 
 
 NO_EFFECT = [
+    ("grpo", "--data.val_pass_k=[]", r"data\.val_pass_k=\[\]: no pass@k is reported; .* null"),
     (
         "vapo",
         "--data.max_rounds=4",

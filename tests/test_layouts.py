@@ -411,15 +411,23 @@ def test_what_a_folder_holds_besides_the_kind_that_is_read_is_named(tmp_path):
         write(folder / f"{i}.jsonl", [{"problem": f"{i}+1?", "answer": "2"}])
     (folder / "other").mkdir()
     (folder / "other" / "more.csv").write_text("problem,answer\n1+1?,2\n")
-    with pytest.warns(
-        ConfigWarning, match=r"only its \.jsonl files are read, not other/more\.c"
-    ):
+    with pytest.warns(ConfigWarning, match=r"only its \.jsonl files are read, not other/more\.c"):
         assert len(MathProblems(str(folder))) == 3
     (folder / "other" / "more.csv").unlink()
     (folder / "dataset_infos.json").write_text("{}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(MathProblems(str(folder))) == 3
+
+
+@pytest.mark.parametrize("make", [MathProblems, Prompts])
+def test_a_limit_beyond_what_there_is_is_warned_of(tmp_path, make):
+    path = write(tmp_path / "p.jsonl", ROWS)
+    with pytest.warns(ConfigWarning, match=r"^task\.limit=4: has no effect with only 3 problems"):
+        make(path, limit=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(path, limit=3)
 
 
 def test_a_data_set_without_rows_is_named(tmp_path):
