@@ -9,7 +9,7 @@ import logging
 import sys
 import traceback
 import warnings
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NoReturn, Optional, Union
@@ -41,7 +41,7 @@ from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
 from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
-from lit_reason.errors import ConfigError, ConfigWarning, users_mistake
+from lit_reason.errors import ConfigError, ConfigWarning, build_placed, place_of, users_mistake
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
@@ -182,6 +182,10 @@ class ReasonCLI(LightningCLI):
             for a in parser._actions
             if not a.dest.endswith("help")
         }
+        actions: list[Any] = parser._actions
+        for action in actions:
+            if build := getattr(action, "instantiate_classes", None):
+                action.instantiate_classes = partial(build_placed, build, action.dest)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would load the whole checkpoint for hyper-parameters it lacks."""
@@ -395,7 +399,7 @@ def run(args: list[str]) -> LightningCLI:
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        line = " ".join(full_key(reason, settings(args)).splitlines())
+        line = " ".join(full_key(reason, settings(args), place_of(error)).splitlines())
         sys.stderr.write(f"error: {line}\n")
         raise SystemExit(2) from None
     finally:

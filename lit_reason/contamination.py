@@ -10,6 +10,7 @@ from lit_reason.batch import Prompt
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.log import log
 from lit_reason.tasks import Task
+from lit_reason.tasks.templates import bare
 
 Encoded = list[tuple[Prompt, list[int]]]
 
@@ -28,13 +29,17 @@ _THIN = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,)\]}])")
 # a point before a digit, and what stands between digits, is part of a number, a ratio or a list
 _PUNCTUATION = re.compile(r"(?<=\w)(?<!\d)\.|(?<!\w)\.(?!\d)|(?<!\d)[,:;]|(?<=\d)[.,:;](?!\s*\d)")
+_BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)(.+?)(?<=\S)\*\*(?![\w(])", re.DOTALL)
+_LABEL = re.compile(r"\A\s*#*\s*(?:question|problem|q)\s*:\s*", re.IGNORECASE)
+_CUE = re.compile(r"\s*\n\s*(?:answer|solution|a)\s*:\s*\Z", re.IGNORECASE)
 _RAISED = {"<super>": "^", "<sub>": "_"}
 
 
 def normalise(text: str) -> str:
     r"""A spelling in which copies of a problem are equal.
 
-    Case, white space, punctuation, typographic variants and LaTeX's spacing are dropped; digits,
+    Published prompts around it, the label `Question:`, bold type,
+    case, white space, punctuation, typographic variants and LaTeX's spacing are dropped; digits,
     letters and mathematical signs stay, and so does what makes two numbers of a row of digits.
     Problems that differ in the case of a variable alone count as copies: that costs a training
     problem, and the case of the rest may have changed with it.
@@ -48,7 +53,10 @@ def normalise(text: str) -> str:
         True
         >>> normalise("3\u00b2") == normalise("32"), normalise("1 2 3") == normalise("12 3")
         (False, False)
+        >>> normalise("**Question:** 1+1?\nLet's think step by step.") == normalise("1+1?")
+        True
     """
+    text = unlabelled(text)
     text = _TYPED_QUOTES.sub(r'"\1"', _TYPED_DASH.sub(r"\1-", text.casefold()))
     text = "".join(map(_marked, _SPACING.sub(" ", _THIN.sub("", text))))
     text = unicodedata.normalize("NFKC", text.translate(_SAME)).translate(_SAME).casefold()
@@ -56,6 +64,17 @@ def normalise(text: str) -> str:
     text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
     text = re.sub(r"(?<=\d)\s+(?=\d)", "_", _PUNCTUATION.sub("", text).strip())
     return re.sub(r"[\s?\"]+", "", text)
+
+
+def unlabelled(text: str) -> str:
+    r"""A problem without requests, labels and bold type around it.
+
+    Example:
+        >>> unlabelled("Question: **What is 2**3?**\nAnswer: Let's think step by step.")
+        'What is 2**3?'
+    """
+    text = bare(_CUE.sub("", bare(text)))
+    return _LABEL.sub("", _BOLD.sub(r"\1", text))
 
 
 def _marked(character: str) -> str:

@@ -21,6 +21,7 @@ from lit_reason.errors import (
     ConfigError,
     ConfigWarning,
     blaming,
+    placed,
     require_at_least_one,
     warn_of_no_effect,
 )
@@ -126,6 +127,7 @@ class RolloutDataModule(LightningDataModule):
         self.critic_sees_all = critic_sees_all
         self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
+        self._silent: set[str] = set()  # reward terms that were warned of
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
@@ -173,6 +175,12 @@ class RolloutDataModule(LightningDataModule):
                 f"data.val_pass_k={self.val_pass_k}: each must lie between 1 and data.val_samples="
                 f"{self.val_samples}"
             )
+        if self.val_pass_k == []:
+            warnings.warn(
+                "data.val_pass_k=[]: no pass@k is reported; set it to null for powers of two",
+                ConfigWarning,
+                stacklevel=2,
+            )
         if self.sampling.temperature == 0:
             raise ConfigError(
                 "data.sampling.temperature=0: every response to a prompt would be the same; "
@@ -195,11 +203,12 @@ class RolloutDataModule(LightningDataModule):
         self.backbone = module.backbone
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        for term in self.rewards.values():
-            term.bind(module)
-            term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
-            term.check(self.task, "data.task")
-            term.check(self.val_task, "data.val_task")
+        for name, term in self.rewards.items():
+            with placed(f"data.rewards.{name}"):
+                term.bind(module)
+                term.setup(self.task, self.sampling.max_new_tokens, self.backbone.tokenizer)
+                term.check(self.task, "data.task")
+                term.check(self.val_task, "data.val_task")
         self.val_rewards = self._held_out_rewards(module.value is not None and stage != "predict")
         self._check_verdicts(module)
         if stage == "fit":
@@ -334,12 +343,28 @@ class RolloutDataModule(LightningDataModule):
             (kept if k else dropped).append(group)
 
     def _terms(self, groups: list[Group]) -> dict[str, float]:
-        """Mean of each outcome term over the responses that have it; nan if none has."""
-        means = {}
+        """Mean of each term over the responses that it scored (or nan), and the share of others."""
+        stats = {}
         for name in groups[0].terms:
-            values = [v for g in groups for v in g.terms[name] if v is not None]
-            means[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
-        return means
+            given = [v for g in groups for v in g.terms[name]]
+            values = [v for v in given if v is not None]
+            stats[f"reward/{name}"] = sum(values) / len(values) if values else math.nan
+            stats[f"reward/{name}/unscored"] = 1 - len(values) / len(given)
+            if not values:
+                self._warn_of_silence(name, len(given))
+        return stats
+
+    def _warn_of_silence(self, name: str, count: int) -> None:
+        if name in self._silent:
+            return
+        self._silent.add(name)
+        term = self.rewards[name]
+        warnings.warn(
+            f"data.rewards.{name}={term.called}: gave no value to any of the {count} responses of "
+            f"a rollout, so it rewards nothing; {term.when_silent}",
+            ConfigWarning,
+            stacklevel=2,
+        )
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
@@ -383,7 +408,8 @@ class RolloutDataModule(LightningDataModule):
             type(self.engine).__name__, responses, (len(prompts), samples), sampling, vocabulary
         )
         enter_stage(self.trainer, "scoring")
-        verdicts = judge([prompt for prompt, _ in prompts], responses, task)
+        key = "data.task" if task is self.task else "data.val_task"
+        verdicts = judge([prompt for prompt, _ in prompts], responses, task, key)
         return [
             reward(prompt, ids, answers, judged, rewards)
             for (prompt, ids), answers, judged in zip(prompts, responses, verdicts, strict=True)

@@ -38,7 +38,7 @@ def encode_prompts(
         )
     if not prompts:
         raise ConfigError(f"data.{key}={type(task).__name__}: holds no problem")
-    encoded = [(prompt, encode_prompt(prompt, tokenizer)) for prompt in prompts]
+    encoded = [(prompt, encode_prompt(prompt, tokenizer, key)) for prompt in prompts]
     empty = next((prompt for prompt, ids in encoded if not ids), None)
     if empty is not None:
         raise ConfigError(f"data.{key}: problem {empty.index} has an empty prompt")
@@ -73,8 +73,17 @@ def encode_prompts(
     return kept
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Token ids of one prompt, with one beginning-of-sequence token where the tokenizer has one."""
+def encode_prompt(prompt: Prompt, tokenizer: Any, key: str = "task") -> list[int]:
+    """Token ids of one prompt, with one beginning-of-sequence token where the tokenizer has one.
+
+    Args:
+        prompt: The prompt.
+        tokenizer: See `encode_prompts`.
+        key: See `encode_prompts`.
+
+    Raises:
+        ConfigError: It has chat messages, and the tokenizer has no template.
+    """
     if prompt.messages is None:
         ids = tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
         bos = tokenizer.bos_token_id
@@ -82,7 +91,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
         return [bos, *ids] if wants_bos and ids[:1] != [bos] else ids
     if tokenizer.chat_template is None:
         raise ConfigError(
-            "task.chat=true: the tokenizer has no chat template; set task.chat to false"
+            f"data.{key}.chat=true: the tokenizer has no chat template; set it to false"
         )
     rendered = tokenizer.apply_chat_template(
         list(prompt.messages), add_generation_prompt=True, tokenize=False

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -52,6 +53,32 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
 
 
 @contextmanager
+def placed(key: str) -> Iterator[None]:
+    """Notes of an error which part it comes from; a part does not know where it was configured.
+
+    Args:
+        key: The key that names the part. Of several around one another the innermost counts.
+    """
+    try:
+        yield
+    except Exception as error:
+        if place_of(error) is None:
+            error.__dict__["place"] = key
+        raise
+
+
+def place_of(error: BaseException) -> str | None:
+    """The key of the part that an error comes from; `None` if nobody has noted it."""
+    return error.__dict__.get("place")
+
+
+def build_placed(build: Callable[[Any], Any], key: str, value: Any) -> Any:
+    """Builds what stands at a key. A function of its own, as parsers are pickled."""
+    with placed(key):
+        return build(value)
+
+
+@contextmanager
 def naming(key: str) -> Iterator[None]:
     """Puts the key before what a library says of the settings it was built with."""
     try:
@@ -71,7 +98,8 @@ def blaming(key: str, part: object) -> Iterator[None]:
         part: The part.
     """
     try:
-        yield
+        with placed(key):
+            yield
     except ConfigError:
         raise
     except Exception as error:

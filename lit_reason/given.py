@@ -13,7 +13,7 @@ from lit_reason.errors import ConfigError
 
 Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
 
-_HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+)(?:=([^:,]*))?(?=[:,])")
+_HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+(?:\.\w+)*)(?:=([^:,]*))?(?=[:,])")
 _SECTIONS = ("model", "data", "trainer", "callbacks")
 
 
@@ -133,10 +133,16 @@ def locate(
     return name, value or ""
 
 
-def full_key(message: str, given: Settings) -> str:
+def full_key(message: str, given: Settings, place: str | None = None) -> str:
     """Writes the key at the head of a message as the user gave it.
 
     A component knows its own name, but not the place it was configured at.
+
+    Args:
+        message: It begins with a key.
+        given: What the user gave.
+        place: Key of the part that the message comes from; `None` looks for one that fits, which
+            two parts with equal settings both do.
 
     Example:
         >>> given = [("data.val_task", "PlanCount"), ("data.val_task.limit", "0")]
@@ -144,13 +150,18 @@ def full_key(message: str, given: Settings) -> str:
         'data.val_task.limit=0: must be at least 1'
         >>> full_key("Correctness.weight=0: no effect", [("data.rewards.right", "Correctness")])
         'data.rewards.right.weight=0: no effect'
+        >>> full_key("task.limit=0: must be at least 1", given, "data.task")
+        'data.task.limit=0: must be at least 1'
     """
     head = _HEAD.match(message)
     if head is None or head.group(1) in _SECTIONS:
         return message
     owner, name, value = head.groups()
-    ending = [(k, v) for k, v in given if k.rpartition(".")[0].endswith(owner)]
-    ending = [(k, v) for k, v in ending if k.rpartition(".")[2] == name]
+    if place is not None:
+        if place.rpartition(".")[2].endswith(owner):
+            return f"{place}.{name}" + message[head.end(2) :]
+        given = [(k, v) for k, v in given if f"{k}.".startswith(f"{place}.")]
+    ending = [(k, v) for k, v in given if k.endswith(f"{owner}.{name}")]
     same = [k for k, v in ending if value is not None and _same(v, value)]
     parents = [f"{k}.{name}" for k, v in given if v.rpartition(".")[2] == owner]
     chosen = same or parents or [k for k, _ in ending]

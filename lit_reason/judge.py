@@ -15,26 +15,32 @@ LARGEST = 1e18  # its square is still a number in float32
 
 
 def judge(
-    prompts: list[Prompt], responses: list[list[Response]], task: Task
+    prompts: list[Prompt], responses: list[list[Response]], task: Task, key: str = "data.task"
 ) -> list[list[Verdict]]:
     """The task's verdicts on the responses to each prompt, all asked for at once.
 
     A truncated response is judged like any other: it may have stated its answer already.
 
+    Args:
+        prompts: The problems.
+        responses: Those to each problem.
+        task: Judges them.
+        key: `data.task` or `data.val_task`, for messages.
+
     Raises:
         ConfigError: The task raised, or returned the wrong number of verdicts.
     """
     pairs = [(p, r.text) for p, answers in zip(prompts, responses, strict=True) for r in answers]
-    with blaming("data.task", task):
+    with blaming(key, task):
         verdicts = task.judge([p for p, _ in pairs], [text for _, text in pairs])
     if not isinstance(verdicts, list) or not all(isinstance(v, Verdict) for v in verdicts):
         raise ConfigError(
-            f"data.task: {type(task).__name__}.judge returned {verdicts!r:.80}, expected a list of "
+            f"{key}: {type(task).__name__}.judge returned {verdicts!r:.80}, expected a list of "
             "Verdict"
         )
     if len(verdicts) != len(pairs):
         raise ConfigError(
-            f"data.task: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
+            f"{key}: {type(task).__name__} returned {len(verdicts)} verdicts for {len(pairs)} "
             "responses"
         )
     in_order = iter(verdicts)
@@ -94,11 +100,12 @@ def reward(
     for name, term in rewards.items():
         with blaming(f"data.rewards.{name}", term):
             values = term(prompt, responses, verdicts)
-        _check_count(name, values, len(responses), f"{len(responses)} responses")
+        where = f"data.rewards.{name}: {term.called}"
+        _check_count(where, values, len(responses), f"{len(responses)} responses")
         if term.per_token:
-            _add_token_rewards(group, name, term.weight, values)  # type: ignore[arg-type]
+            group.terms[name] = _add_token_rewards(group, where, term.weight, values)  # type: ignore[arg-type]
             continue
-        group.terms[name] = [None if v is None else _number(name, v, term.weight) for v in values]
+        group.terms[name] = [None if v is None else _number(where, v, term.weight) for v in values]
         outcomes.append(group.terms[name])
     if outcomes:
         _sum_outcomes(group, outcomes)
@@ -125,37 +132,48 @@ def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:
             row[-1] = row[-1] or 0.0
 
 
-def _check_count(name: str, values: Any, count: int, what: str) -> None:
+def _check_count(where: str, values: Any, count: int, what: str) -> None:
     if not isinstance(values, Sized) or isinstance(values, str | bytes | Mapping | Set):
         raise ConfigError(
-            f"data.rewards.{name}: returned {values!r}, expected one value for each of {what}"
+            f"{where} returned {values!r:.80}, expected one value for each of {what}; return a "
+            "list of numbers, with None where it has nothing to say"
         )
     if len(values) != count:
-        raise ConfigError(f"data.rewards.{name}: returned {len(values)} values for {what}")
+        raise ConfigError(
+            f"{where} returned {len(values)} values for {what}; return {count}, with None where it "
+            "has nothing to say"
+        )
 
 
-def _number(name: str, value: Any, weight: float) -> float:
+def _number(where: str, value: Any, weight: float) -> float:
     try:
         if isinstance(value, str | bytes):  # float would read it
             raise TypeError
         number = weight * float(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"data.rewards.{name}: returned {value!r}, expected a number") from error
+        raise ConfigError(
+            f"{where} returned {value!r:.80}, expected a number; convert it, or return None where "
+            "it has nothing to say"
+        ) from error
     if not abs(number) < LARGEST:
-        raise ConfigError(f"data.rewards.{name}: returned {number}; rewards must be finite")
+        raise ConfigError(
+            f"{where} returned {number}; rewards must be finite; return None where it has nothing "
+            "to say"
+        )
     return number
 
 
 def _add_token_rewards(
-    group: Group, name: str, weight: float, values: list[list[float | None]]
-) -> None:
+    group: Group, where: str, weight: float, values: list[list[float | None]]
+) -> list[float | None]:
+    """Adds a term to the tokens' rewards; returns its sum over each response."""
     rows = group.token_rewards or [[None] * r.length for r in group.responses]
     totals: list[float | None] = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
-        _check_count(name, added, response.length, f"a response of {response.length} tokens")
-        given = {t: _number(name, v, weight) for t, v in enumerate(added) if v is not None}
+        _check_count(where, added, response.length, f"a response of {response.length} tokens")
+        given = {t: _number(where, v, weight) for t, v in enumerate(added) if v is not None}
         for t, value in given.items():
             row[t] = (row[t] or 0.0) + value
         totals.append(sum(given.values()))
     group.token_rewards = rows
-    group.terms[name] = totals
+    return totals

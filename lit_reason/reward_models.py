@@ -30,7 +30,10 @@ def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any
         tokenizer = tokenizer_class(path).from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{key}={path}: cannot be loaded ({reason})") from error
+        raise ConfigError(
+            f"{key}={path}: cannot be loaded ({reason}); give a folder, or a hub id that this "
+            "machine can reach, of a sequence-classification model with its tokenizer"
+        ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ConfigError(
@@ -39,6 +42,6 @@ def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any
         )
     if model.config.num_labels != 1:
         raise ConfigError(
-            f"{key}={path}: has {model.config.num_labels} labels; a reward model has 1"
+            f"{key}={path}: has {model.config.num_labels} labels; give a reward model, which has 1"
         )
     return model.eval().requires_grad_(False), tokenizer

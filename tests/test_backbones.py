@@ -372,6 +372,12 @@ def test_prompts_begin_with_exactly_one_beginning_token():
     assert tokenizer.decode(chat).endswith("a:")
 
 
+def test_a_prompt_that_begins_with_the_beginning_token_gets_no_second():
+    tokenizer = beginning_tokenizer(TEMPLATE)
+    written = encode_prompt(Prompt(0, f"{tokenizer.bos_token}1+2=", "3"), tokenizer)
+    assert written == encode_prompt(Prompt(0, "1+2=", "3"), tokenizer)
+
+
 def test_a_tokenizer_without_a_beginning_token_adds_none():
     tokenizer = character_tokenizer(ALPHABET)
     assert encode_prompt(Prompt(0, "1+2=", "3"), tokenizer) == tokenizer("1+2=")["input_ids"]
@@ -379,7 +385,7 @@ def test_a_tokenizer_without_a_beginning_token_adds_none():
 
 def test_chat_without_a_template_is_refused():
     prompt = Prompt(0, "", "3", ({"role": "user", "content": "1+2="},))
-    with pytest.raises(ConfigError, match=r"task\.chat=true: .*no chat template; set task\.chat"):
+    with pytest.raises(ConfigError, match=r"^data\.task\.chat=true: .*no chat template; set it"):
         encode_prompt(prompt, character_tokenizer(ALPHABET))
 
 

@@ -204,6 +204,50 @@ def test_a_short_name_of_two_classes_is_one_line(capsys, monkeypatch, tmp_path):
     assert kept
 
 
+SHARED = [  # settings that both tasks of an overlay have
+    ("math500", "--data.task.template=gsm8k", r"data\.task\.answer_format=boxed: .* gsm8k"),
+    ("math500", "--data.val_task.template=gsm8k", r"data\.val_task\.answer_format=boxed: .* gsm8k"),
+    ("reasoning_gym", "--data.task.template=boxed", r"data\.task\.answer_format=think_answer: "),
+    ("reasoning_gym", "--data.val_task.params={foo: 1}", r"data\.val_task\.params\.foo=1: "),
+    (
+        "reasoning_gym",
+        "--data.task.params={foo: 1} --data.val_task.params={foo: 1}",
+        r"data\.task\.params\.foo=1: countdown has no such",
+    ),
+]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(("overlay", "flags", "message"), SHARED, ids=[f for _, f, _ in SHARED])
+def test_of_two_parts_with_equal_settings_the_one_at_fault_is_named(
+    overlay, flags, message, capsys
+):
+    if overlay == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
+        flags = f"--data.task.size=2 --data.val_task.size=2 {flags}"
+    else:  # the task that is not at fault has problems to read
+        rows = "".join(f'{{"problem": "{n}+1?", "answer": "{n}"}}\n' for n in range(3))
+        Path("rows.jsonl").write_text(rows)
+        flags = f"--data.task.path=rows.jsonl --data.val_task.path=rows.jsonl {flags}"
+        flags += " --data.val_task.split=train"
+    given = re.split(r" (?=--)", flags)
+    line = fails(capsys, "fit", *VAPO, config(f"data/{overlay}.yaml"), *given)
+    assert re.match(f"error: {message}", line), line
+
+
+@pytest.mark.parametrize("key", ["task", "val_task"])
+def test_the_task_with_chat_messages_that_no_template_renders_is_named(key, capsys):
+    Path("rows.jsonl").write_text('{"problem": "1+1=", "answer": "2"}\n' * 2)
+    flags = []
+    for name in ("task", "val_task"):
+        part = f"--data.{name}"
+        chat = f"{part}.chat={str(name == key).lower()}"
+        flags += [f"{part}=MathProblems", f"{part}.path=rows.jsonl", chat]
+        flags.append(f"{part}.template={{question}}")
+    line = fails(capsys, "fit", *VAPO, *flags)
+    assert line.startswith(f"error: data.{key}.chat=true: the tokenizer has no chat template")
+
+
 def test_a_command_without_a_configuration_or_with_another_name(capsys):
     assert "model.backbone, model.advantage" in fails(capsys, "fit")
     line = fails(capsys, "train", *VAPO)
@@ -216,6 +260,7 @@ def test_the_other_kind_of_configuration_is_named(capsys):
 
 
 NO_EFFECT = [
+    ("grpo", "--data.val_pass_k=[]", r"data\.val_pass_k=\[\]: no pass@k is reported; .* null"),
     (
         "vapo",
         "--data.max_rounds=4",

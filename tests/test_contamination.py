@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lit_reason.batch import Prompt
-from lit_reason.contamination import normalise, without_overlap
+from lit_reason.contamination import normalise, unlabelled, without_overlap
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.tasks import MathProblems, PlanCount, Task
 from tests.conftest import fails
@@ -86,6 +86,47 @@ def test_copies_of_a_problem_are_equal(one, other):
 )
 def test_different_problems_stay_different(one, other):
     assert normalise(one) != normalise(other)
+
+
+BOXED = "put your final answer within \\boxed{}."
+AROUND = [
+    "{}\nPlease reason step by step, and " + BOXED,
+    "{} Please reason step by step, and " + BOXED,
+    "{} Let's think step by step.",
+    "{}\n\nLet\u2019s think step by step and output the final answer within \\boxed{{}}.",
+    "{}\nPlease reason step by step. P" + BOXED[1:],
+    "{} Solve the problem step by step.",
+    "{}\nPlease " + BOXED,
+    "Question: {}",
+    "Question: {}\nAnswer:",
+    "Q: {}\nA: Let's think step by step.",
+    "**Question:** {}",
+    "**{}**",
+    "### Problem: **{}**\nThink step by step.",
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_copy_is_found_behind_what_evaluations_put_around_it(around):
+    copy = around.replace("{}", QUESTION, 1).replace("{{}}", "{}")
+    assert normalise(copy) == normalise(QUESTION)
+
+
+QUESTION = "How many eggs do 3 hens lay if each lays $2**3$?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Let's build a tower step by step. How many steps are there?",
+        "2**3**2 = ?",
+        "They walk step by step.",
+        "Give your final answer as a fraction.",
+        "What follows from \\boxed{3}?",
+    ],
+)
+def test_what_belongs_to_a_problem_stays(text):
+    assert unlabelled(text) == text
 
 
 def test_overlap_is_left_out_and_its_share_is_logged(caplog):

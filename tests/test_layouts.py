@@ -386,17 +386,48 @@ ROW = b'{"problem": "1+1?", "answer": "2"}\n'
         ("latin.csv", "problem,answer\ncaf\u00e9,2\n".encode("latin-1"), "utf-8"),
         ("cut.jsonl", ROW * 3 + b'{"problem": 1+', r"cannot be (read|loaded) \("),
         ("blank.jsonl", b"\n \n\n", "is empty"),
+        ("cut.json", b"[" + ROW + b",", r"position \d+\); repair"),
+        ("half.jsonl", rb'{"problem": "a\ud800b", "answer": "2"}', r"surrogate .*; write the char"),
+        ("odd.parquet", b"PAR1 and no more", r"magic bytes .*; write it again"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_in_one_line(
     tmp_path, make, streaming, name, content, message
 ):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"task\.path=.*{name}: .*{message}.*; ") as error:
+    with pytest.raises(ConfigError, match=rf"task\.path=.*{name}: .*{message}") as error:
         make(str(tmp_path / name), streaming=streaming)
     assert "\n" not in str(error.value)
-    if streaming and "latin" in name:
+    assert "; " in str(error.value)
+    assert "a .json, .jsonl" not in str(error.value)
+    if "latin" in name:
         assert str(error.value).endswith("; save it as UTF-8")
+
+
+def test_what_a_folder_holds_besides_the_kind_that_is_read_is_named(tmp_path):
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    for i in range(3):
+        write(folder / f"{i}.jsonl", [{"problem": f"{i}+1?", "answer": "2"}])
+    (folder / "other").mkdir()
+    (folder / "other" / "more.csv").write_text("problem,answer\n1+1?,2\n")
+    with pytest.warns(ConfigWarning, match=r"only its \.jsonl files are read, not other/more\.c"):
+        assert len(MathProblems(str(folder))) == 3
+    (folder / "other" / "more.csv").unlink()
+    (folder / "dataset_infos.json").write_text("{}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(MathProblems(str(folder))) == 3
+
+
+@pytest.mark.parametrize("make", [MathProblems, Prompts])
+def test_a_limit_beyond_what_there_is_is_warned_of(tmp_path, make):
+    path = write(tmp_path / "p.jsonl", ROWS)
+    with pytest.warns(ConfigWarning, match=r"^task\.limit=4: has no effect with only 3 problems"):
+        make(path, limit=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(path, limit=3)
 
 
 def test_a_data_set_without_rows_is_named(tmp_path):

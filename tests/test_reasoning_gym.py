@@ -70,7 +70,7 @@ class Generator:
         print("scoring", answer, flush=True)
         while answer == "hang":
             pass
-        if answer == "raise":
+        if answer == "raise" or entry["answer"] == "broken":
             raise KeyError(answer)
         if answer == "write":
             open("mark", "w")
@@ -108,9 +108,9 @@ def boxed(*answers):
 def test_a_scorer_can_neither_hang_a_run_nor_write_nor_be_silently_wrong(fake, tmp_path):
     answers = ["7", "8", "hang", "raise", "write", "tuple?", "7"]
     started = time.perf_counter()
-    with pytest.warns(ConfigWarning, match=r"time_limit=0\.5: 3 of 7 answers .*'hang' \(timeout\)"):
+    with pytest.warns(ConfigWarning, match=r"time_limit=0\.5: 1 of 7 answers .*'hang' \(timeout\)"):
         verdicts = fake([asked()] * 8, [*boxed(*answers), "7"])
-    told = ["correct", "wrong", "timeout", "error", "error", "correct", "correct", "no_answer"]
+    told = ["correct", "wrong", "timeout", "wrong", "wrong", "correct", "correct", "no_answer"]
     assert [str(v.status) for v in verdicts] == told
     assert [v.answer for v in verdicts] == [*answers, None]
     assert not (tmp_path / "mark").exists()
@@ -118,6 +118,12 @@ def test_a_scorer_can_neither_hang_a_run_nor_write_nor_be_silently_wrong(fake, t
     # what has hung is not tried again, and warned of once
     fake.pool.run = lambda pairs: [] if not pairs else None
     assert fake._scored([(json.dumps(asked()), "hang")]).popitem()[1] is Status.TIMEOUT
+
+
+def test_a_scorer_that_raises_is_at_fault_only_if_it_does_on_its_own_gold_too(fake):
+    with pytest.warns(ConfigWarning, match=r"1 of 2 answers could not be scored"):
+        verdicts = fake([asked(), asked(answer="broken")], boxed("raise", "8"))
+    assert [v.status for v in verdicts] == [Status.WRONG, Status.ERROR]
 
 
 def test_a_score_below_the_threshold_is_wrong(fake):
@@ -175,6 +181,11 @@ def test_problems_come_from_the_generator_and_are_judged_by_its_scorer(gym):
         statuses = [v.status for v in task.judge([prompt] * 3, texts)]
         assert statuses == [Status.CORRECT, Status.WRONG, Status.NO_ANSWER]
         assert [task.verify(prompt, t) for t in texts] == [True, False, False]
+
+
+def test_nonsense_that_a_scorer_cannot_parse_is_wrong(gym):
+    task = ReasoningGym("prime_factorization", size=2, answer_format="boxed")
+    assert task.judge([task[0]], ["\\boxed{no idea}"])[0].status is Status.WRONG
 
 
 def test_an_answer_other_than_the_gold_one_can_be_right(gym):
@@ -239,7 +250,7 @@ def test_examples_are_turns_of_the_conversation(gym):
     ("arguments", "message"),
     [
         ({"name": "chainsum"}, r"task\.name=chainsum: .* did you mean chain_sum or"),
-        ({"params": {"terms": 3}}, r"task\.params\.terms: .*it has .*max_terms, min_digits"),
+        ({"params": {"terms": 3}}, r"task\.params\.terms=3: .*it has .*max_terms, min_digits"),
         ({"params": {"min_terms": 9, "max_terms": 2}}, r"task\.params=.*chain_sum refuses them"),
         ({"threshold": 0}, r"task\.threshold=0"),
         ({"size": 0}, r"task\.size=0"),

@@ -13,8 +13,9 @@ from transformers import (
 
 from lit_reason.backbones import character_tokenizer
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import ConfigError
-from lit_reason.rewards import FunctionReward, RewardModel
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.judge import reward
+from lit_reason.rewards import Correctness, FunctionReward, RewardModel
 from lit_reason.tasks import PlanCount, Task
 from lit_reason.verdict import Verdict
 from tests.conftest import SMALL, fails, fit, tiny
@@ -200,9 +201,40 @@ def test_a_users_function_trains_a_run_and_counts_what_it_leaves_out():
     rows = rows_of(run_dir)
     assert len(rows) == 2
     for row in rows:
-        assert float(row["reward/unscored"]) == 0.5
+        assert float(row["reward/unscored"]) == float(row["reward/mine/unscored"]) == 0.5
         assert float(row["reward"]) == pytest.approx(float(row["reward/mine"]), rel=1e-5)
         assert float(row["reward"]) < 0
+
+
+def test_a_function_whose_none_must_not_train_is_required():
+    Path("nothing.py").write_text(
+        "def odd(completions, **_): return [None, 1.0] * (len(completions) // 2)\n"
+    )
+    answers, verdicts = [ANSWERS[0]] * 2, [Verdict.of(True)] * 2
+    for required in (False, True):
+        mine = FunctionReward("nothing.py:odd", required=required)
+        group = reward(PLAIN, [1], answers, verdicts, {"right": Correctness(), "mine": mine})
+        assert group.scored == [not required, True]
+
+
+def test_a_term_that_scores_nothing_beside_another_is_warned_of_once():
+    Path("silent.py").write_text("def never(completions, **_): return [None] * len(completions)\n")
+    mine = ["--data.rewards.mine=FunctionReward", "--data.rewards.mine.path=silent.py:never"]
+    message = r"^data\.rewards\.mine=silent\.py:never: gave no value to any of the \d+ resp.* None$"
+    with pytest.warns(ConfigWarning, match=message) as caught:
+        run_dir = fit(*tiny("grpo"), *SMALL, *mine, "--trainer.limit_val_batches=0")
+    assert sum("gave no value" in str(w.message) for w in caught) == 1
+    for row in rows_of(run_dir):
+        assert float(row["reward/mine/unscored"]) == 1
+        assert float(row["reward/correctness/unscored"]) == float(row["reward/unscored"]) == 0
+
+
+def test_what_a_function_may_not_return_is_told_with_its_name():
+    Path("odd.py").write_text("def one(completions, **_): return [1.0]\n")
+    term = FunctionReward("odd.py:one")
+    message = r"^data\.rewards\.mine: odd\.py:one returned 1 values for 2 responses; return 2"
+    with pytest.raises(ConfigError, match=message):
+        reward(PLAIN, [1], [ANSWERS[0]] * 2, [Verdict.of(True)] * 2, {"mine": term})
 
 
 def test_a_users_broken_function_ends_the_run_in_one_line(capsys):
@@ -330,9 +362,9 @@ def test_weights_are_loaded_once_and_in_the_type_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (lambda f: saved(f, labels=2), {}, r"\.path=.*: has 2 labels; a reward model has 1"),
+        (lambda f: saved(f, labels=2), {}, r"\.path=.*: has 2 labels; give a reward model"),
         (lambda f: saved(f, cls=LlamaForCausalLM), {}, r"\.path=.*: lacks weights, .*score\.wei"),
-        (str, {}, r"\.path=.*: cannot be loaded"),
+        (str, {}, r"\.path=.*: cannot be loaded .*; give a folder"),
         (saved, {"batch_size": 0}, r"\.batch_size=0: must be at least 1"),
         (saved, {"max_length": 0}, r"\.max_length=0: must be at least 1"),
         (saved, {"max_length": 25}, r"\.max_length=25: the model at .* has a context of 24 tokens"),

@@ -62,6 +62,10 @@ def test_the_format_alone_chooses_the_template(path):
         ({"template": "{question}\n#### N", "answer_format": "boxed"}, r"asks for gsm8k; set"),
         ({"system": "End with Answer: N", "template": "none", "answer_format": "boxed"}, r"answer"),
         ({"template": "{question} Answer: \\boxed{}"}, r"asks for answer or boxed; set task\.ans"),
+        (
+            {"answer_format": "boxd"},
+            r"task\.answer_format=boxd: not known; choose one of boxed,",
+        ),
         ({"template": ""}, r"task\.template='': neither one of boxed, dapo,"),
         ({"template": "boxes"}, r"task\.template='boxes': neither one of boxed, dapo, .* nor a te"),
     ],

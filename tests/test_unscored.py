@@ -9,7 +9,7 @@ import torch
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Response, RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import DropUniform
 from lit_reason.judge import reward
 from lit_reason.learner import Update
@@ -209,8 +209,9 @@ def test_a_rollout_without_any_score_trains_nothing_and_is_counted(policy):
     module = module_of(policy)
     module.configure_model()
     before = weights(module.actor)
-    (row,) = run(data, module).rows
-    assert row["reward/unscored"] == 1
+    with pytest.warns(ConfigWarning, match=r"data\.rewards\.mine=Nothing: gave no value to any of"):
+        (row,) = run(data, module).rows
+    assert row["reward/unscored"] == row["reward/mine/unscored"] == 1
     assert math.isnan(row["reward"])
     assert math.isnan(row["reward/mine"])
     assert row["update/skipped_actor"] == 1

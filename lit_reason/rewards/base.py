@@ -25,12 +25,14 @@ class Reward(ABC):
         needs_verdicts: The term says something only where a task tells right from wrong.
         required: A response for which the term gives `None` is unscored, whatever other terms say.
             Of any other term `None` only leaves the term out.
+        when_silent: What to do about a term that gives no value at all, for a warning.
     """
 
     per_token: ClassVar[bool] = False
     compares_group: ClassVar[bool] = False
     needs_verdicts: ClassVar[bool] = False
     required: bool = False
+    when_silent: ClassVar[str] = "see why it returns None"
     weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -41,6 +43,11 @@ class Reward(ABC):
                 f"{type(self).__name__}.weight=0: the term would have no effect; set it to null"
             )
         self.weight = weight
+
+    @property
+    def called(self) -> str:
+        """What computes the values, for messages."""
+        return type(self).__name__
 
     def bind(self, module: Any) -> None:  # noqa: B027
         """Called before `setup` with the `ReasonModule`, whose device a term may follow."""

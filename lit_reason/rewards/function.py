@@ -29,11 +29,14 @@ class FunctionReward(Reward):
     of these names. A problem with chat messages gives `prompts` and `completions` as lists of
     messages, any other as text.
 
-    The function returns one number a response, or `None` where it cannot say.
+    The function returns one number a response, or `None` where it has nothing to say: the other
+    terms then make up the reward, as in TRL.
 
     Args:
         path: `module.function`, or `FILE.py:function`.
         weight: Multiplies the term.
+        required: A response for which the function returns `None` does not train, whatever other
+            terms say.
 
     Example:
         >>> folder = getfixture("tmp_path")
@@ -46,15 +49,20 @@ class FunctionReward(Reward):
         [-7]
     """
 
-    def __init__(self, path: str, weight: float = 1.0) -> None:
+    def __init__(self, path: str, weight: float = 1.0, required: bool = False) -> None:
         super().__init__(weight)
-        self.path = path
+        self.path, self.required = path, required
         self.function = _load(path)
         if any(map(inspect.iscoroutinefunction, _bodies(self.function))):
             raise ConfigError(f"FunctionReward.path={path}: {_ASYNC}")
         self.parameters = _parameters(path, self.function)
         kinds = [p.kind for p in self.parameters.values()]
         self.takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+
+    @property
+    def called(self) -> str:
+        """The function."""
+        return self.path
 
     def check(self, task: Task, key: str) -> None:
         """Looks for the columns that the function asks for."""

@@ -32,7 +32,10 @@ class RewardModel(Reward):
             half a response says little about it. Null takes the model's context.
         dtype: Of the weights.
         weight: Multiplies the term.
+        required: A response that the model cannot score does not train, whatever other terms say.
     """
+
+    when_silent = "raise its max_length, as no text was short enough for the model"
 
     def __init__(
         self,
@@ -41,10 +44,11 @@ class RewardModel(Reward):
         max_length: int | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
         weight: float = 1.0,
+        required: bool = False,
     ) -> None:
         super().__init__(weight)
         require_at_least_one("RewardModel", batch_size=batch_size, max_length=max_length)
-        self.path, self.batch_size = path, batch_size
+        self.path, self.batch_size, self.required = path, batch_size, required
         self.max_length, self.dtype = max_length, dtype
         self.module: Any = None
         self.model: Any = None

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.errors import ConfigError, require_at_least_one, warn_of_no_effect
 from lit_reason.log import log
 from lit_reason.tasks.base import Task
 from lit_reason.tasks.left_out import LeftOut, RowError
@@ -102,6 +102,8 @@ class MathProblems(Task):
             warn_of_silence(template, self.template, system, chosen)
         self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
         self._report(problems.repeated)
+        if limit is not None and len(self.problems) < limit:
+            warn_of_no_effect(f"with only {len(self.problems)} problems", {"task.limit": limit})
 
     def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""

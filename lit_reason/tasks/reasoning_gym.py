@@ -114,7 +114,7 @@ class ReasoningGym(Task):
             return False
         try:
             return bool(self.generator.score_answer(_NONSENSE, entry) >= self.threshold)
-        except Exception:  # a verdict of `error`
+        except Exception:  # wrong, or an `error`
             return False
 
     def _holds(self, entry: Any) -> bool:
@@ -153,7 +153,7 @@ class ReasoningGym(Task):
         return self.judge([prompt], [text])[0].correct
 
     def judge(self, prompts: list[Prompt], texts: list[str]) -> list[Verdict]:
-        """The verdict on each text; `error` where the scorer raised, `timeout` where it hung."""
+        """The verdict on each text; `timeout` where the scorer hung, `error` where it fails."""
         return self.verifier([self.scoring(prompt) for prompt in prompts], texts)
 
     def scoring(self, prompt: Prompt) -> Request:
@@ -178,10 +178,11 @@ def _create(name: str, size: int, seed: int, params: dict[str, Any]) -> Any:
             f"you mean {' or '.join(close)}?"
         )
     known = {f.name for f in fields(DATASETS[name][1])} - {"size", "seed"}
-    for key in params:
+    for key, value in params.items():
         if key not in known:
             raise ConfigError(
-                f"task.params.{key}: {name} has no such argument; it has {', '.join(sorted(known))}"
+                f"task.params.{key}={value}: {name} has no such argument; it has "
+                f"{', '.join(sorted(known))}"
             )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **params)

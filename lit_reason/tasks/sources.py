@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import glob
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # no rows
+_NAMED = 5  # files in a message
 
 
 class Rows:
@@ -27,10 +30,8 @@ class Rows:
         try:
             yield from self._rows
         except Exception as error:
-            encoded = isinstance(error, UnicodeDecodeError)
-            fix = "save it as UTF-8" if encoded else "repair that row, or leave it out"
             raise ConfigError(
-                f"task.path={self._path}: cannot be read ({_reason(error)}); {fix}"
+                f"task.path={self._path}: cannot be read ({_reason(error)}); {_repair(error)}"
             ) from error
 
     def select_columns(self, names: list[str]) -> Rows:
@@ -65,9 +66,7 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
         loaded = _open(file, path, split, config, streaming)
     except Exception as error:
         raise ConfigError(
-            f"task.path={path}: cannot be loaded ({_reason(error)}); give a .json, .jsonl, "
-            ".parquet or .csv file, a folder written by save_to_disk, or a hub id that this "
-            "machine can reach"
+            f"task.path={path}: cannot be loaded ({_reason(error)}); {_fix(error, file)}"
         ) from error
     if isinstance(loaded, dict):
         if split not in loaded:
@@ -86,6 +85,49 @@ def _reason(error: Exception) -> str:
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
+def _fix(error: Exception, file: Path) -> str:
+    if file.is_file():
+        return _repair(error)
+    return (
+        "give a .json, .jsonl, .parquet or .csv file, a folder written by save_to_disk, or a hub "
+        "id that this machine can reach"
+    )
+
+
+def _repair(error: Exception) -> str:
+    """What to do to a file that is of the right kind by its name."""
+    reason = _reason(error)
+    if isinstance(error.__cause__ or error, UnicodeDecodeError):
+        return "save it as UTF-8"
+    if "surrogate" in reason:
+        return r"write the character itself, or both halves of its \ud... escape"
+    if "magic bytes" in reason:
+        return "write it again, or give it the ending of what it holds"
+    return "repair that row, or leave it out"
+
+
+def _warn_of_ignored(folder: Path, path: str) -> None:
+    """Names the files of a folder that `datasets`, which takes one kind of them, does not read."""
+    import datasets
+
+    read = datasets.load_dataset_builder(str(folder)).config.data_files or {}
+    known = {Path(name).resolve() for files in read.values() for name in files}
+    left = sorted(
+        str(file.relative_to(folder))
+        for file in folder.rglob("*")
+        if file.suffix in _KINDS and file.name not in _ABOUT and file.resolve() not in known
+    )
+    if left:
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        kinds = ", ".join(sorted({file.suffix for file in known}))
+        warnings.warn(
+            f"task.path={path}: only its {kinds} files are read, not {', '.join(left[:_NAMED])}"
+            f"{more}; give one file, or a folder with one kind of files",
+            ConfigWarning,
+            stacklevel=5,
+        )
+
+
 def _open(file: Path, path: str, split: str, config: str | None, streaming: bool) -> Any:
     import datasets
 
@@ -95,5 +137,7 @@ def _open(file: Path, path: str, split: str, config: str | None, streaming: bool
         kind = _KINDS[file.suffix]
         name = glob.escape(str(file))  # `datasets` takes it for a pattern
         return datasets.load_dataset(kind, data_files=name, split="train", streaming=streaming)
+    if file.is_dir() and config is None:  # a configuration says which files are meant
+        _warn_of_ignored(file, path)
     where = str(file) if file.is_dir() else path
     return datasets.load_dataset(where, config, split=split, streaming=streaming)

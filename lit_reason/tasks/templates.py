@@ -88,6 +88,17 @@ _WRAPPERS = [
     *(["", suffix] for suffix in _SUFFIXES),
 ]
 
+# requests that evaluations and data sets put behind a problem in many wordings
+_BY_STEPS = (
+    r"(?:[Pp]lease|[Ll]et(?:'|\u2019)?s|Let us|Think|Reason|Solve|Work)\b[^.?\n]{0,60}?"
+    r"\bstep[ -]by[ -]step"
+)
+_PLACED = (
+    r"(?:[Pp]lease )?(?:[Pp]ut|[Oo]utput|[Gg]ive|[Ww]rite|[Pp]resent|[Pp]rovide|[Pp]lace|"
+    r"[Ee]nclose|[Rr]eturn)\b[^.?\n]{0,60}?\\boxed(?:\{\s*\})?[^.?\n]{0,10}"
+)
+_REQUEST = re.compile(rf"\s+(?:{_BY_STEPS}(?:[,;]?\s*(?:and\s+)?{_PLACED})?|{_PLACED})[.!]?\s*\Z")
+
 _ASKS: dict[AnswerFormat, re.Pattern[str]] = {
     "boxed": re.compile(r"\\boxed"),
     "answer": re.compile(r"\banswer\s*:", re.IGNORECASE),
@@ -112,16 +123,24 @@ def asked_formats(text: str) -> set[AnswerFormat]:
 
 
 def bare(text: str) -> str:
-    r"""A problem without the published prompt that a data set put around it.
+    r"""A problem without the published prompts that a data set put around it.
 
     Example:
         >>> bare(TEMPLATES["dapo"].user.replace("{question}", "What is 1+1?"))
         'What is 1+1?'
+        >>> bare("What is 1+1?\nPlease reason step by step. Put your answer in \\boxed{}.")
+        'What is 1+1?'
     """
+    while (inner := _unwrapped(text)) not in ("", text):
+        text = inner
+    return text
+
+
+def _unwrapped(text: str) -> str:
     for prefix, suffix in _WRAPPERS:
         if text.startswith(prefix) and text.endswith(suffix):
             return text[len(prefix) : len(text) - len(suffix)].strip()
-    return text
+    return _REQUEST.sub("", text)
 
 
 def asked_by_most(problems: Iterable[str]) -> AnswerFormat | None:
@@ -178,6 +197,10 @@ def choose(
         >>> choose("r1", None, None, None)[1]
         'think_answer'
     """
+    if answer_format not in (None, *_DEFAULTS):
+        raise ConfigError(
+            f"task.answer_format={answer_format}: not known; choose one of {', '.join(_DEFAULTS)}"
+        )
     name = template
     if name is None:
         name = "none" if asked else _DEFAULTS[answer_format or "boxed"]

@@ -17,13 +17,23 @@ with contextlib.suppress(ImportError):  # `GymVerifier` has said so
 def accepts(request: str, stated: str) -> bool:
     """Whether the scorer of a problem gives an answer at least the threshold.
 
+    Many scorers raise on an answer that they cannot parse: it is wrong. One that raises on its own
+    gold answer too cannot judge the problem, and raises here.
+
     Args:
         request: As `gym.request_of` makes it, as JSON.
         stated: The answer.
     """
     asked = json.loads(request)
     generator = _generator(asked["generator"], json.dumps(asked["params"]))
-    return bool(generator.score_answer(stated, unpacked(asked["entry"])) >= asked["threshold"])
+    entry = unpacked(asked["entry"])
+    try:
+        return bool(generator.score_answer(stated, entry) >= asked["threshold"])
+    except MemoryError:
+        raise
+    except Exception:
+        generator.score_answer(entry["answer"], entry)
+        return False
 
 
 @lru_cache(maxsize=8)
