@@ -123,8 +123,11 @@ def facts(config):
     """What the ladders change, in the order of the papers' tables."""
     policy, advantage = config.model.policy.init_args, config.model.advantage.init_args
     terms = config.model.terms or {}
+    callbacks = [name for name, callback in config.callbacks.items() if callback]
+    critic_init = config.model.backbone.init_args.get("critic_init", "policy")
     return {
-        "callbacks": [name for name, callback in config.callbacks.items() if callback],
+        "callbacks": [name for name in callbacks if name != "value_warmup"],
+        "pretrained": "value_warmup" in callbacks or critic_init != "policy",
         "lam_critic": advantage.get("lam_critic"),
         "alpha": advantage.get("alpha"),
         "clip_high": policy.clip_high,
@@ -142,7 +145,7 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch
     monkeypatch.chdir(ROOT)
     full = facts(parsed("vapo_remove_one", "vapo", scale))
     removed = {
-        "no_value_pretraining": {"callbacks": ["entropy", "samples"]},
+        "no_value_pretraining": {"pretrained": False},
         "no_decoupled_gae": {"lam_critic": 0.95},
         "no_length_adaptive_gae": {"alpha": None},
         "no_clip_higher": {"clip_high": 0.2},
@@ -151,7 +154,8 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch
         "no_group_sampling": {"group_size": 1},
     }
     every = {key: value for change in removed.values() for key, value in change.items()}
-    assert full["callbacks"] == ["value_warmup", "entropy", "samples"]
+    assert full["pretrained"]
+    assert full["callbacks"] == ["entropy", "samples"]
     names = [p.name for s, p in POINTS if s == "vapo_remove_one"]
     assert names == ["ppo", *removed, "vapo"]
     for name, change in {"ppo": every, **removed}.items():
