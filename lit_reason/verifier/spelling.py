@@ -8,6 +8,8 @@ from math import isfinite
 from typing import Any
 
 from lit_reason.verifier.ascii_maths import in_tex
+from lit_reason.verifier.changes import is_changed
+from lit_reason.verifier.choices import is_choice, same_choice
 from lit_reason.verifier.equations import is_name, sides
 from lit_reason.verifier.extract import last_box
 from lit_reason.verifier.hedges import (
@@ -23,7 +25,7 @@ from lit_reason.verifier.sentences import number_stated
 from lit_reason.verifier.symbols import exact, in_ascii, is_no_solution, without_markup
 from lit_reason.verifier.times import same_time_or_ratio, with_colons
 from lit_reason.verifier.units import is_multiplied, number_before_unit, term_before_unit
-from lit_reason.verifier.words import other_order, same_choice, set_as_words, unset, without_case
+from lit_reason.verifier.words import other_order, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
 
@@ -39,7 +41,8 @@ _EQUALITY = re.compile(r"=|\\(?:approx|simeq|doteq)(?![a-zA-Z])")
 _LONGEST_CHAIN = 9  # equality signs
 _TEXT_COMMA = re.compile(r"\\text\{ *([,;]) *\}")
 _ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
-_VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
+_TWO_CHOICES = re.compile(r"[A-J]\s*=\s*[A-J]")
+_VALUE_FIRST = re.compile(r"(?![A-J]\s*=\s*[A-J]$)([^=<>]+?)\s*=\s*([a-zA-Z])")
 _ANGLES = re.compile(r"\\langle(?![a-zA-Z])(.+)\\rangle")
 # a space between digits groups thousands or nothing
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\\q?quad)\s*(?=\d)(?!\d{3}(?!\d))")
@@ -121,7 +124,9 @@ def comparable(gold: str, stated: str) -> tuple[str, str]:
 
 def _unnamed(text: str) -> str:
     name, *values = sides(text)
-    return bare(values[0]) if len(values) == 1 and is_name(name) else text
+    if len(values) != 1 or not is_name(name) or _TWO_CHOICES.fullmatch(text):
+        return text
+    return bare(values[0])
 
 
 def _number_of(side: str) -> str:
@@ -238,6 +243,8 @@ def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
     if leaves_open(gold, stated) or offers_several(gold, stated) or other_order(gold, stated):
         return True
     if has_base(stated):  # the gold one is in no base, in another, or has other digits
+        return True
+    if not is_choice(gold) and is_changed(gold, stated):
         return True
     if is_number(gold) and (is_no_single_number(stated) or is_multiplied(stated)):
         return True

@@ -35,7 +35,9 @@ _RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u207e]+")
 _FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _OVERLINED = re.compile(r"((?:\d\u0305)+)")
 _BOLD = re.compile(r"(\*\*|\*|__|`)([^*`]+)\1")
-_PERCENT = re.compile(r"(?<=\d)\s*(?:percent|per cent)(?![a-zA-Z])")
+_PERCENT = re.compile(
+    r"(?<=\d)\s*(?:\\text\{ *(?:percent|per cent) *\}|(?:percent|per cent)(?![a-zA-Z]))"
+)
 
 # a period under a line, under points at both of its ends, or in parentheses, behind a decimal point
 _PERIOD = re.compile(
