@@ -20,7 +20,9 @@ _POWER = r"(?:\^\{?-?[1-9]\}?)?"
 _END = r"(?![^\W\d_])"
 _UNIT = rf"(?!(?:{_NO_UNIT}){_END})(?:{_SYMBOLS}|[^\W\d_]{{3,}}){_END}{_POWER}"
 _OR = r"or(?! (?:more|less|fewer|greater|higher|above|below)\b)"
-_FILLER = rf"(?:(?:an?|of|in|on|by|to|as(?= m[au])|is(?= the (?:answer|result|total)\b)|the|{_OR}) )*"  # shares no word with _UNIT
+_AFFIRMED = r"is(?= the (?:answer|result|total)\b)"
+# shares no word with _UNIT
+_FILLER = rf"(?:(?:an?|of|in|on|by|to|as(?= m[au])|the|{_AFFIRMED}|{_OR}) )*"
 _LONGEST = 200  # characters
 _DEGREES = r"\^\{?\\circ\}? ?[CF]?"
 # behind a sign a letter alone is a variable
