@@ -47,6 +47,7 @@ _VALUE = re.compile(r"\d|\\[a-zA-Z]|\^")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _CHANGED = re.compile(CHANGING)
 _CHANGED_BEHIND = re.compile(CHANGING_BEHIND)
+_THOUSANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox)\{ *[kKMB] *\}")
 _OR_BOUND = re.compile(r"\bor (?:more|less|fewer|greater|higher|above|below|no)\b|n't\b")
 
 
@@ -59,6 +60,8 @@ def is_changed(gold: str, stated: str) -> bool:
         >>> is_changed("5", "the minimum is 5"), is_changed(r"\pi", r"\pi\text{ units}")
         (False, False)
     """
+    if _THOUSANDS.search(stated) and not _THOUSANDS.search(gold):
+        return True
     text = spaced(stated).lower().rpartition("=")[2]
     words = set(_WORD.findall(_COMMAND.sub(" ", text)))
     if not words:
