@@ -214,10 +214,10 @@ def quick(gold: str, stated: str) -> bool | None:
         return True
     if "%" in spelled[0] + spelled[1] and _same_percentage(*spelled):
         return True
-    numbers = rational(spelled[0]), rational(spelled[1])
-    if numbers[0] is None or numbers[1] is None:
+    one, other = map(rational, spelled)
+    if one is None or other is None:
         return _told_apart(wrapped, spelled)
-    return same_number(*numbers, rounded="." in "".join(spelled))
+    return same_number(one, other, rounded="." in "".join(spelled))
 
 
 def _told_apart(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool | None:
