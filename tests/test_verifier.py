@@ -604,18 +604,42 @@ def test_what_could_not_be_compared_is_not_correct_and_warned_about_once():
     assert len(verifier.asked) == 1
 
 
-def test_an_answer_costs_its_time_limit_once():
+def ask(verifier, gold, stated):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        return str(verifier([gold], [rf"\boxed{{{stated}}}"])[0].status)
+
+
+TOWER = "9^{9^9}"
+
+
+def test_an_answer_that_is_slow_by_itself_costs_its_time_limit_twice():
+    """Once in company and, where it is met again, once alone."""
     verifier = Failing(Status.TIMEOUT)
     for gold in ("7/3", "\\sqrt{2}", "x"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConfigWarning)
-            (verdict,) = verifier([gold], [r"\boxed{9^{9^9}}"])
-        assert verdict == Verdict(Status.TIMEOUT, "9^{9^9}")
-    assert verifier.asked == [("7/3", "9^{9^9}")]
-    # it is the gold answer that holds a number up
-    verifier(["9^{8^{7}}"], [r"\boxed{5}"])
-    verifier(["9^{8^{6}}"], [r"\boxed{5}"])
-    assert len(verifier.asked) == 3
+        assert ask(verifier, gold, TOWER) == "timeout"
+    assert verifier.asked == [("7/3", TOWER), ("0", TOWER)]
+
+
+@pytest.mark.parametrize(
+    "slow", [(TOWER, r"2\sqrt{3}"), ("7/3", r"2\sqrt{3}")], ids=["gold", "machine"]
+)
+def test_a_pair_that_timed_out_changes_no_verdict_on_another(slow):
+    verifier = Failing(Status.CORRECT)
+    verifier.pool.run = lambda pairs: [
+        Status.TIMEOUT if p == slow or TOWER in p else Status.CORRECT for p in pairs
+    ]
+    assert ask(verifier, *slow) == "timeout"
+    assert ask(verifier, r"\sqrt{12}", r"2\sqrt{3}") == "correct"
+    assert ask(verifier, *slow) == "timeout"
+
+
+def test_a_gold_answer_that_is_slow_by_itself_is_found_out():
+    verifier = Failing(Status.TIMEOUT)
+    verifier.asked = []
+    for stated in ("5/3", "6/3", "7/3"):
+        assert ask(verifier, TOWER, stated) == "timeout"
+    assert verifier.asked == [(TOWER, "5/3"), ("0", TOWER)]
 
 
 def test_an_error_is_tried_again():

@@ -322,3 +322,16 @@ def test_the_workers_end_with_their_parent(engine, tmp_path, end, forks):
     finally:
         if child is not None:
             os.kill(child, signal.SIGKILL)
+
+
+@LINUX
+def test_closing_a_pool_while_a_worker_loads_is_silent(tmp_path, monkeypatch, capfd):
+    (tmp_path / "late_engine.py").write_text(
+        "import time\ntime.sleep(0.5)\ncompare = lambda gold, stated: True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    process = Pool(engine="late_engine:compare").spawn()
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert "Traceback" not in capfd.readouterr().err

@@ -6,6 +6,7 @@ Every function here is linear in the length of the text: responses can be of any
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
 
 from lit_reason.verifier.units import number_before_unit
@@ -109,6 +110,23 @@ def last_box(text: str) -> str | None:
         if not is_empty(inside):
             return inside
     return None
+
+
+def unboxed(text: str) -> str:
+    r"""What stands in the boxes of a stated answer, as a list if they differ; `text` without one.
+
+    Example:
+        >>> unboxed(r"\boxed{4} or \boxed{5}"), unboxed(r"\boxed{\boxed{5}}"), unboxed("5")
+        ('4, 5', '5', '5')
+    """
+    boxes = [(a, b) for a, b in _boxes(text) if b is None or not is_empty(text[a:b])]
+    inside: list[str] = []
+    for (start, end), (following, _) in pairwise([*boxes, (len(text), None)]):
+        if end is None:
+            return text
+        if end <= following:  # no box stands in this one
+            inside.append(text[start:end].strip())
+    return ", ".join(dict.fromkeys(inside)) or text
 
 
 def is_empty(stated: str) -> bool:

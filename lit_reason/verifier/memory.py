@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from lit_reason.verdict import Status
 from lit_reason.verifier.pool import Pair
@@ -12,34 +13,56 @@ from lit_reason.verifier.spelling import quick
 _KEPT = 4096  # pairs, and answers; the responses of a group repeat the same few
 
 
-class Memory:
-    """Verdicts on pairs of answers, and the answers that take too long to compare.
+def alone(answer: str) -> Pair:
+    """The pair that tells how an answer ends by itself."""
+    return "0", answer
 
-    An answer that has timed out costs nothing again, whatever it is compared with. An error is
-    forgotten: it may have been the machine's.
+
+class Memory:
+    """Verdicts on pairs of answers, and the answers that take too long by themselves.
+
+    A pair that has timed out costs nothing again. Its answers are only suspects: either may be the
+    slow one, or the machine was. An error is forgotten: it may have been the machine's.
 
     Example:
         >>> memory = Memory()
-        >>> memory.keep({("1", "2+2"): Status.WRONG, ("7", "9^{9^9}"): Status.TIMEOUT})
-        >>> memory.status(("1", "2+2")), memory.status(("8", "9^{9^9}")), memory.status(("7", "3"))
-        (<Status.WRONG: 'wrong'>, <Status.TIMEOUT: 'timeout'>, None)
+        >>> memory.keep({("1", "2+2"): Status.WRONG, ("7/3", "9^{9^9}"): Status.TIMEOUT})
+        >>> memory.status(("7/3", "9^{9^9}")), memory.status(("8/3", "9^{9^9}"))
+        (<Status.TIMEOUT: 'timeout'>, None)
+        >>> memory.suspects([("8/3", "9^{9^9}")])
+        ['9^{9^9}']
+        >>> memory.keep({alone("9^{9^9}"): Status.TIMEOUT})
+        >>> memory.status(("8/3", "9^{9^9}"))
+        <Status.TIMEOUT: 'timeout'>
     """
 
     def __init__(self) -> None:
         self._pairs: OrderedDict[Pair, Status] = OrderedDict()
-        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._suspects: OrderedDict[str, None] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def status(self, pair: Pair) -> Status | None:
         """How comparing the pair ends; `None` if that has to be tried."""
         known = self._pairs.get(pair)
-        if known is None and any(answer in self._slow for answer in pair):
+        if known is None and any(self._is_slow(answer) for answer in pair):
             return Status.TIMEOUT
         return known
 
+    def suspects(self, pairs: Iterable[Pair]) -> list[str]:
+        """The answers in untried pairs that were in one which timed out, and may be why."""
+        met = [
+            pair
+            for pair in pairs
+            if not self._suspects.keys().isdisjoint(pair)
+            and quick(*pair) is None
+            and self.status(pair) is None
+        ]
+        answers = dict.fromkeys(chain.from_iterable(met))
+        return [x for x in answers if x in self._suspects and not self.is_harmless(x)]
+
     def is_harmless(self, answer: str) -> bool:
         """Whether an answer by itself is known to take no time."""
-        return answer in self._finished or quick("0", answer) is not None
+        return answer in self._finished or quick(*alone(answer)) is not None
 
     def keep(self, statuses: Mapping[Pair, Status]) -> None:
         """Takes in what comparing pairs (gold, stated) has ended in."""
@@ -47,12 +70,11 @@ class Memory:
             if status is Status.ERROR:
                 continue
             self._pairs[pair] = status
-            if status is not Status.TIMEOUT:
-                self._finished[pair[1]] = None
-        for (_, stated), status in statuses.items():
-            # a number, or what was compared before, has been held up by the other side
-            if status is Status.TIMEOUT and not self.is_harmless(stated):
-                self._slow[stated] = None
-        for kept in (self._pairs, self._slow, self._finished):
-            while len(kept) > _KEPT:
-                kept.popitem(last=False)  # type: ignore[attr-defined]
+            kept = self._suspects if status is Status.TIMEOUT else self._finished
+            kept.update(dict.fromkeys(pair))
+        for memory in (self._pairs, self._suspects, self._finished):
+            while len(memory) > _KEPT:
+                memory.popitem(last=False)  # type: ignore[attr-defined]
+
+    def _is_slow(self, answer: str) -> bool:
+        return self._pairs.get(alone(answer)) is Status.TIMEOUT

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from lit_reason.verifier.words import CHANGING, spaced
+from lit_reason.verifier.changes import CHANGING, CHANGING_BEHIND
+from lit_reason.verifier.words import spaced
 
 _LONGEST = 200  # characters
 _NUMBER = r"-? ?\\?[$€£]? ?-?\d+(?:,\d{3})*(?:\.\d+|/\d+)?"
@@ -16,6 +17,13 @@ _CHANGED = re.compile(
     r"|greater|higher|lower|above|below|under|between|within|beyond|exceeds|up|down|to|from|until"
     r"|before|after|negative|times|twice|thrice|double|triple|square|root"
     r"|cube|power|multiplied|base|reciprocal|inverse|opposite|remainder|t)"
+)
+_CHANGED_BEHIND = re.compile(CHANGING_BEHIND)
+# what a number is said to be may deny it in any words
+_SAID_TO_BE = re.compile(r"\b(?:is|are|was|were|be|being|been|would|could|should|may|might)\b(.*)")
+_AFFIRMED = re.compile(
+    r"(?:(?:the|an?|our|my|his|her|their|final|correct|right|true|answer|result|total|value"
+    r"|solution|number|sum|amount|cost|price|of|it|what|required|needed|left|there|all|in)\W*)*"
 )
 
 
@@ -40,6 +48,12 @@ def number_stated(text: str) -> str | None:
         return None
     words = _WORD.findall(f"{match[1]} {match[4]}".lower())
     if any(_CHANGED.fullmatch(w) or (len(w) == 1 and w not in "ais") for w in words):
+        return None
+    behind = match[4].lower()
+    if any(map(_CHANGED_BEHIND.fullmatch, _WORD.findall(behind))):
+        return None
+    said = _SAID_TO_BE.search(behind)
+    if said and not _AFFIRMED.fullmatch(said[1].strip()):
         return None
     number = re.sub(r"[$€£\\ ]", "", match[2]) + (r"\%" if match[3] else "")
     return number if any(len(w) > 1 for w in words) else None

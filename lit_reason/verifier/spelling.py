@@ -3,13 +3,15 @@ r"""Spellings of the same answer, and the comparisons that need no algebra."""
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from math import isfinite
 from typing import Any
 
 from lit_reason.verifier.ascii_maths import in_tex
+from lit_reason.verifier.changes import is_changed
+from lit_reason.verifier.choices import is_choice, same_choice
+from lit_reason.verifier.elements import same_elements
 from lit_reason.verifier.equations import is_name, sides
-from lit_reason.verifier.extract import last_box
+from lit_reason.verifier.extract import unboxed
 from lit_reason.verifier.hedges import (
     contradicts_itself,
     is_no_single_number,
@@ -17,20 +19,20 @@ from lit_reason.verifier.hedges import (
     offers_several,
 )
 from lit_reason.verifier.lists import both_signs, by_name, with_commas
+from lit_reason.verifier.malformed import is_malformed
 from lit_reason.verifier.numerals import has_base, numeral, without_case_of_digits
 from lit_reason.verifier.ranges import inequality
+from lit_reason.verifier.rationals import is_rational, rational, same_number
 from lit_reason.verifier.sentences import number_stated
 from lit_reason.verifier.symbols import exact, in_ascii, is_no_solution, without_markup
 from lit_reason.verifier.times import same_time_or_ratio, with_colons
 from lit_reason.verifier.units import is_multiplied, number_before_unit, term_before_unit
-from lit_reason.verifier.words import other_order, same_choice, set_as_words, unset, without_case
+from lit_reason.verifier.words import other_order, set_as_words, unset, without_case
 
 MAX_LENGTH = 4096  # characters; nobody states a result that is longer
-
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_FRACTION = re.compile(
-    r"([-+]?)(?:\\frac(?:\{(-?[0-9]+)\}|([0-9]))(?:\{(-?[0-9]+)\}|([0-9]))|([0-9]+)/([0-9]+))"
-)
+# an answer beyond these is no spelling of the gold one; a power may be written out
+_SENTENCE, _EXPANDED = 256, 16
+_LONGEST_TERM = 64  # characters; a longer one that is not evaluated states no number
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _TEX_GROUPING = re.compile(r"(?<=\d)(?:, ?\\!|\{,\})\s*(?=\d{3}(?!\d))")
 _LISTED = re.compile(r",\s")
@@ -39,7 +41,10 @@ _EQUALITY = re.compile(r"=|\\(?:approx|simeq|doteq)(?![a-zA-Z])")
 _LONGEST_CHAIN = 9  # equality signs
 _TEXT_COMMA = re.compile(r"\\text\{ *([,;]) *\}")
 _ROOT = re.compile("\N{SQUARE ROOT}" r"([0-9]+|[a-z])")
-_VALUE_FIRST = re.compile(r"([^=<>]+?)\s*=\s*([a-zA-Z])")
+_TWO_CHOICES = re.compile(r"[A-J]\s*=\s*[A-J]")
+_VALUE_FIRST = re.compile(r"(?![A-J]\s*=\s*[A-J]$)([^=<>]+?)\s*=\s*([a-zA-Z])")
+_OVER = re.compile(r"\{?([^{}]+?)\\over(?![a-zA-Z])([^{}]+)\}?")
+_BRACED_OVER = re.compile(r"\{([^{}]+?)\\over(?![a-zA-Z])\s*([^{}]+)\}")
 _ANGLES = re.compile(r"\\langle(?![a-zA-Z])(.+)\\rangle")
 # a space between digits groups thousands or nothing
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\\q?quad)\s*(?=\d)(?!\d{3}(?!\d))")
@@ -79,13 +84,13 @@ def bare(text: str) -> str:
         >>> bare(r"\[\textcolor{red}{5}\]"), bare(r"\underline{5}")
         ('{5}', '{5}')
     """
-    if _DECIMAL.fullmatch(text) or _FRACTION.fullmatch(text):  # most answers are
+    if is_rational(text):  # most answers are
         return text.rstrip(".")
-    inside = last_box(text)
-    text = " ".join((text if inside is None else inside).split())  # no run of spaces to try
+    text = " ".join(unboxed(text).split())  # no run of spaces to try
     text = without_markup(in_ascii(text).removesuffix("$.").strip(" $€£"))
     if match := _DELIMITED.fullmatch(text):
         text = next(filter(None, match.groups()), "").strip()
+    text = _fractions_of_over(text)
     text = _DOUBLE_BRACES.sub(r"\1", _DECORATION.sub("", text)).removesuffix(r"\\").strip()
     text = text if text.endswith("..") else text.rstrip(".")
     text = _TEX_GROUPING.sub(",", _TEXT_COMMA.sub(r"\1 ", text))
@@ -96,6 +101,15 @@ def bare(text: str) -> str:
     if match := _VALUE_FIRST.fullmatch(text):
         return f"{match[2]} = {match[1]}"
     return inequality(both_signs(with_commas(_ANGLES.sub(r"(\1)", _SIZE.sub("", text)))))
+
+
+def _fractions_of_over(text: str) -> str:
+    r"""`text` with `{1 \over 2}` as a fraction."""
+    if r"\over" not in text:
+        return text
+    if match := _OVER.fullmatch(text):
+        return rf"\frac{{{match[1].strip()}}}{{{match[2].strip()}}}"
+    return _BRACED_OVER.sub(r"{\\frac{\1}{\2}}", text)
 
 
 def comparable(gold: str, stated: str) -> tuple[str, str]:
@@ -121,7 +135,9 @@ def comparable(gold: str, stated: str) -> tuple[str, str]:
 
 def _unnamed(text: str) -> str:
     name, *values = sides(text)
-    return bare(values[0]) if len(values) == 1 and is_name(name) else text
+    if len(values) != 1 or not is_name(name) or _TWO_CHOICES.fullmatch(text):
+        return text
+    return bare(values[0])
 
 
 def _number_of(side: str) -> str:
@@ -136,7 +152,7 @@ def is_number(text: str) -> bool:
         >>> is_number("1,250"), is_number(r"\frac{1}{2}"), is_number("12_5"), is_number("x")
         (True, True, False, False)
     """
-    return _rational(plain(text)) is not None
+    return rational(plain(text)) is not None
 
 
 def plain(text: str) -> str:
@@ -188,6 +204,8 @@ def quick(gold: str, stated: str) -> bool | None:
     gold, stated = in_ascii(gold), in_ascii(stated)
     if len(gold) > MAX_LENGTH or len(stated) > MAX_LENGTH:  # some characters are many in ASCII
         return gold == stated
+    if len(stated) > _SENTENCE + _EXPANDED * len(gold):
+        return False
     wrapped = comparable(gold, stated)
     spelled = plain(wrapped[0]), plain(wrapped[1])
     if not all(spelled):
@@ -196,21 +214,19 @@ def quick(gold: str, stated: str) -> bool | None:
         return True
     if "%" in spelled[0] + spelled[1] and _same_percentage(*spelled):
         return True
-    numbers = _rational(spelled[0]), _rational(spelled[1])
-    if numbers[0] is None or numbers[1] is None:
+    one, other = map(rational, spelled)
+    if one is None or other is None:
         return _told_apart(wrapped, spelled)
-    if numbers[0] == numbers[1]:
-        return True
-    # what may be a rounded value is for the engine's tolerance
-    close = "." in "".join(spelled) and abs(numbers[0] - numbers[1]) < Fraction(1, 1000)
-    return None if close else False
+    return same_number(one, other, rounded="." in "".join(spelled))
 
 
 def _told_apart(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool | None:
     if _is_unfit(*wrapped, spelled[1]):
         return False
     same = same_time_or_ratio(*spelled)
-    return same_choice(*wrapped) if same is None else same
+    if same is None:
+        same = same_choice(*wrapped)
+    return same_elements(*wrapped) if same is None else same
 
 
 def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
@@ -224,7 +240,7 @@ def _same_text(wrapped: tuple[str, str], spelled: tuple[str, str]) -> bool:
 
 def _same_percentage(one: str, other: str) -> bool:
     """Whether the numbers are equal that a `%` stands behind, where one does."""
-    a, b = (_rational(text.removesuffix("%")) for text in (one, other))
+    a, b = (rational(text.removesuffix("%")) for text in (one, other))
     if a is None or b is None:
         return False
     if one[-1] == other[-1]:
@@ -235,22 +251,20 @@ def _same_percentage(one: str, other: str) -> bool:
 
 def _is_unfit(gold: str, stated: str, spelled: str) -> bool:
     """Whether an answer is none that the engine should choose a value from."""
-    if leaves_open(gold, stated) or offers_several(gold, stated) or other_order(gold, stated):
+    if (
+        is_malformed(gold, stated)
+        or leaves_open(gold, stated)
+        or offers_several(gold, stated)
+        or other_order(gold, stated)
+    ):
         return True
     if has_base(stated):  # the gold one is in no base, in another, or has other digits
+        return True
+    if not is_choice(gold) and is_changed(gold, stated):
+        return True
+    if is_number(gold) and len(stated) > _LONGEST_TERM and "=" not in stated:
         return True
     if is_number(gold) and (is_no_single_number(stated) or is_multiplied(stated)):
         return True
     parts = _EQUALITY.split(spelled, _LONGEST_CHAIN)
-    return len(parts) > 1 and contradicts_itself([_rational(part) for part in parts])
-
-
-def _rational(text: str) -> Fraction | None:
-    if _DECIMAL.fullmatch(text):
-        return Fraction(text)
-    match = _FRACTION.fullmatch(text)
-    if match is None:
-        return None
-    sign, *parts = match.groups()
-    above, below = (int(part) for part in parts if part is not None)
-    return Fraction(above, below) * (-1 if sign == "-" else 1) if below else None
+    return len(parts) > 1 and contradicts_itself([rational(part) for part in parts])

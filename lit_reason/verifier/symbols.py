@@ -13,6 +13,7 @@ _SIGNS = str.maketrans(
         "\N{GREEK SMALL LETTER PI}": r"\pi ",
         "\N{MULTIPLICATION SIGN}": r"\times ",
         "\N{DOT OPERATOR}": r"\cdot ",
+        "\N{MIDDLE DOT}": r"\cdot ",
         "\N{DIVISION SIGN}": "/",
         "\N{FRACTION SLASH}": "/",
         "\N{LESS-THAN OR EQUAL TO}": r"\le ",
@@ -32,10 +33,13 @@ _SIGNS = str.maketrans(
     }
 )
 _RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u207e]+")
+_LOWERED = re.compile(r"[\u2080-\u208e]+")
 _FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e\u2189]")
 _OVERLINED = re.compile(r"((?:\d\u0305)+)")
 _BOLD = re.compile(r"(\*\*|\*|__|`)([^*`]+)\1")
-_PERCENT = re.compile(r"(?<=\d)\s*(?:percent|per cent)(?![a-zA-Z])")
+_PERCENT = re.compile(
+    r"(?<=\d)\s*(?:\\text\{ *(?:percent|per cent) *\}|(?:percent|per cent)(?![a-zA-Z]))"
+)
 
 # a period under a line, under points at both of its ends, or in parentheses, behind a decimal point
 _PERIOD = re.compile(
@@ -63,6 +67,7 @@ def in_ascii(text: str) -> str:
     if text.isascii():
         return text
     text = _RAISED.sub(lambda m: f"^{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     text = _FRACTION.sub(_spelled_fraction, text)
     text = _OVERLINED.sub(lambda m: rf"\overline{{{m[1].replace(chr(0x305), '')}}}", text)
     # first the signs: the compatible form of some is two characters

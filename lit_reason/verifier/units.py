@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from lit_reason.verifier.words import CHANGING, spaced
+from lit_reason.verifier.changes import CHANGING_BEHIND
+from lit_reason.verifier.words import spaced
 
 _NUMBER = r"[-+]? ?\\?[$€£]? ?(?:(?:\d{1,3}(?: \d{3})+|\d+(?:,\d{3})*)(?:\.\d+)?|\.\d+)"
 _FRACTION = r"\\[dt]?frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)"
@@ -13,16 +14,15 @@ _LETTERS = "m|g|s|h|L|l|N|J|W|V"
 _ATTACHED = r"cm|mm|km|kg|lbs?|oz|m[lL]|ft|mph|hrs?|mins?|in(?=\.?$|\^)"
 _SYMBOLS = rf"{_LETTERS}|{_ATTACHED}|dm|nm|mg|yd|mi|sq|cu|ms|kW|Hz|Pa|kJ"
 # what is read as a product of letters or an operation, or makes another number of it
-_NO_UNIT = rf"{CHANGING}|sqrt|the|sin|cos|tan|log|exp|[abcnxyz]+"
-_MULTIPLIED = re.compile(
-    r"[\d}] ?(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore|half|third|quarter"
-    r"|squared|cubed|factorial|[kKMBie](?![^\W\d_]))s?(?![^\W\d_])"
-)
+_NO_UNIT = rf"{CHANGING_BEHIND}|sqrt|the|sin|cos|tan|log|exp|[abcnxyz]+"
+_MULTIPLIED = re.compile(r"[\d}] ?[kKMBie](?![^\W\d_])")
 _POWER = r"(?:\^\{?-?[1-9]\}?)?"
 _END = r"(?![^\W\d_])"
 _UNIT = rf"(?!(?:{_NO_UNIT}){_END})(?:{_SYMBOLS}|[^\W\d_]{{3,}}){_END}{_POWER}"
 _OR = r"or(?! (?:more|less|fewer|greater|higher|above|below)\b)"
-_FILLER = rf"(?:(?:an?|of|in|at|on|by|to|as|is|the|{_OR}) )*"  # shares no word with _UNIT
+_AFFIRMED = r"is(?= the (?:answer|result|total)\b)"
+# shares no word with _UNIT
+_FILLER = rf"(?:(?:an?|of|in|on|by|to|as(?= m[au])|the|{_AFFIRMED}|{_OR}) )*"
 _LONGEST = 200  # characters
 _DEGREES = r"\^\{?\\circ\}? ?[CF]?"
 # behind a sign a letter alone is a variable
@@ -37,10 +37,10 @@ _LONG = re.compile(r"[^\\]*[^\W\d_\\]{2,}[^\\]*")
 
 
 def is_multiplied(text: str) -> bool:
-    r"""Whether a word or letter in `\text{}` behind a number makes another number of it.
+    r"""Whether a letter in `\text{}` behind a number makes another number of it.
 
     Example:
-        >>> is_multiplied(r"5\text{ million}"), is_multiplied(r"5\text{ dollars}")
+        >>> is_multiplied(r"5\text{ k}"), is_multiplied(r"5\text{ dollars}")
         (True, False)
     """
     return len(text) <= _LONGEST and "\\" in text and bool(_MULTIPLIED.search(spaced(text)))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
 from lit_reason.verdict import FAILURES, Status, Verdict
 from lit_reason.verifier.extract import AnswerFormat, extract, state
-from lit_reason.verifier.memory import Memory
+from lit_reason.verifier.memory import Memory, alone
 from lit_reason.verifier.pool import Pair, Pool
 from lit_reason.verifier.spelling import quick, text_of
 
@@ -26,9 +26,9 @@ class Verifier:
     r"""Compares the answers that responses state with the gold ones, in worker processes.
 
     Nothing that a response holds can hang, crash or slow a run: each answer has `time_limit`
-    seconds and `memory_limit` MiB, and costs at most its own verdict; one that takes too long is
-    not tried again. What needs no algebra (equal
-    texts, integers) is decided at once, so the workers start only when they are needed.
+    seconds and `memory_limit` MiB, and costs at most its own verdict; a pair that takes too long
+    is not tried again. What needs no algebra (equal texts, integers) is decided at once, so the
+    workers start only when they are needed.
 
     Args:
         mode: Where a response states its answer; null takes the task's `answer_format`.
@@ -132,7 +132,7 @@ class Verifier:
         # what is in several pairs alone first: if it takes too long, it does so once
         count = Counter(x for pair in dict.fromkeys(texts) if quick(*pair) is None for x in pair)
         often = [x for x, pairs_with in count.items() if pairs_with > 1]
-        self._compare([("0", x) for x in often if not self._memory.is_harmless(x)])
+        self._compare([alone(x) for x in often if not self._memory.is_harmless(x)])
         statuses = self._compare(texts)
         self._report(texts, statuses, _AS_EQUAL)
         outcome = {Status.CORRECT: True, Status.WRONG: False}
@@ -143,6 +143,11 @@ class Verifier:
         self.pool.close()
 
     def _compare(self, pairs: Sequence[Pair]) -> list[Status]:
+        """How each pair ends; who was in one that timed out goes alone first, once."""
+        self._try([alone(x) for x in self._memory.suspects(pairs)])
+        return self._try(pairs)
+
+    def _try(self, pairs: Sequence[Pair]) -> list[Status]:
         statuses: dict[Pair, Status] = {}
         hard: list[Pair] = []
         for pair in dict.fromkeys(pairs):

@@ -50,7 +50,10 @@ def main(engine: str, time_limit: float, memory_limit: int, answers: int, parent
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what an engine prints is no answer
     compare = _load(engine)
     gc.freeze()  # the children leave these pages shared
-    os.write(out, READY)
+    try:
+        os.write(out, READY)
+    except BrokenPipeError:  # closed while this was loading
+        return
     while True:
         alive, held = os.pipe()
         child = os.fork()
