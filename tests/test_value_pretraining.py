@@ -435,7 +435,7 @@ def test_a_critic_that_starts_from_a_reward_model_gives_its_scores(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: reward_model(f, labels=2), "has 2 labels; a reward model has 1"),
+        (lambda f: reward_model(f, labels=2), "has 2 labels; give a reward model, which has 1"),
         (lambda f: reward_model(f, ALPHABET[::-1]), "has another vocabulary than model.backbone"),
         (lambda f: policy_like(f, reward_model(f / "x")), "lacks weights, the first is score"),
     ],
