@@ -29,7 +29,8 @@ SILENT = {
 def architecture(model: Any) -> dict[str, Any]:
     """The part of a model's configuration that its function depends on, as plain values.
 
-    All of it but what is known not to matter, so that a setting that nobody thought of counts.
+    All settings of its class but those known not to matter, so that one that nobody thought of
+    counts. What other programs have written beside them does not.
 
     Args:
         model: A `transformers` model.
@@ -41,8 +42,10 @@ def architecture(model: Any) -> dict[str, Any]:
         >>> architecture(model)["num_attention_heads"], "vocab_size" in architecture(model)
         (4, False)
     """
-    settings = json.loads(model.config.get_text_config().to_json_string(use_diff=False))
-    return {key: value for key, value in settings.items() if not _is_silent(key)}
+    config = model.config.get_text_config()
+    settings = json.loads(config.to_json_string(use_diff=False))
+    own = type(config)().to_dict()
+    return {k: v for k, v in settings.items() if k in own and not _is_silent(k)}
 
 
 def _is_silent(key: str) -> bool:
@@ -62,9 +65,17 @@ def difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | Non
     Example:
         >>> difference({"heads": 2, "new": 1}, {"heads": 4})
         'heads=2, not 4'
+        >>> difference({"rope": {"type": "yarn", "theta": 1}}, {"rope": {"theta": 2}})
+        'rope.theta=1, not 2'
     """
     for key, value in wanted.items():
-        if key in found and found[key] != value:
+        if key not in found or found[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(found[key], Mapping):
+            inner = difference(found[key], value)
+            if inner is not None:
+                return f"{key}.{inner}"
+        else:
             return f"{key}={found[key]!s:.60}, not {value!s:.60}"
     return None
 

@@ -20,7 +20,7 @@ def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, without a last line that was not written to its end.
+    """The objects of a file, without blank lines and a last one that was not written to its end.
 
     Raises:
         ValueError: A line is no JSON; the message has its number in the file.
@@ -28,7 +28,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     # bytes, as the cut may go through a character
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") and line.strip():
                 try:
                     row = json.loads(line)
                 except (json.JSONDecodeError, UnicodeDecodeError) as error:

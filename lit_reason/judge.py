@@ -124,11 +124,10 @@ def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:
     for i, values in enumerate(zip(*outcomes, strict=True)):
         given = [v for v in values if v is not None]
         group.rewards[i] = sum(given, 0.0)
-        if not group.token_rewards:
-            group.scored[i] = bool(given)
-        elif given:
+        row = group.token_rewards[i] if group.token_rewards else []
+        group.scored[i] = bool(given) or any(value is not None for value in row)
+        if given and row:
             # the outcome is judged on the last token, so that token is a step too
-            row = group.token_rewards[i]
             row[-1] = row[-1] or 0.0
 
 

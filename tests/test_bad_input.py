@@ -322,8 +322,9 @@ def test_a_run_that_never_trained_the_policy_says_so():
 
 def test_a_run_that_never_trained_the_critic_says_so():
     flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
+    policy = pytest.warns(ConfigWarning, match="none of the 2 rollouts trained the policy")
     says = r"none of the 2 rollouts trained the critic: see update/skipped_critic"
-    with pytest.warns(ConfigWarning, match=says):
+    with pytest.warns(ConfigWarning, match=says), policy:
         fit(*tiny("ppo"), *SMALL, *flags)
 
 

@@ -123,7 +123,7 @@ class Scripted(nn.Module):
         self.mask = attention_mask
         width = max(map(len, self.rows))
         out = [row + [self.pad_id] * (width - len(row)) for row in self.rows]
-        return Sampled(torch.tensor(out), torch.zeros(len(out), width))
+        return Sampled(torch.tensor(out), torch.zeros(len(out), width), None)
 
 
 def scripted(rows, prompt, eos=(2,), pad=2, budget=4):
@@ -135,6 +135,7 @@ def scripted(rows, prompt, eos=(2,), pad=2, budget=4):
         backbone=SimpleNamespace(tokenizer=tokenizer, eos_ids=list(eos)),
         device=torch.device("cpu"),
         trainer=Trainer(accelerator="cpu", logger=False, enable_checkpointing=False),
+        wants_sampled_entropy=False,
     )
     responses = sample(module, [prompt], samples=len(rows), max_new_tokens=budget)
     return responses[0], batch_of(module, [prompt], responses), actor

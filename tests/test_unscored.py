@@ -254,3 +254,19 @@ def test_a_rank_without_any_reward_does_not_spoil_the_mean_of_the_others(policy)
 def test_the_name_of_the_count_is_taken():
     with pytest.raises(ConfigError, match=r"data\.rewards\.unscored: a metric has this name"):
         data_of([MIXED], rewards={"unscored": Correctness()})
+
+
+def test_a_response_that_no_term_scores_is_unscored_beside_rewards_of_tokens():
+    class Some(Reward):
+        def __call__(self, prompt, responses, verdicts):
+            return [None, 1.0]
+
+    class Steps(TokenReward):
+        def __call__(self, prompt, responses, verdicts):
+            return [[None] * r.length for r in responses]
+
+    responses = [Response((1, 2), "ab", False)] * 2
+    verdicts = [Verdict.of(False)] * 2
+    terms = {"some": Some(), "steps": Steps()}
+    group = reward(PROMPT, [1], responses, verdicts, terms)
+    assert group.scored == [False, True]

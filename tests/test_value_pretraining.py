@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from lit_reason.__main__ import main
 from lit_reason.advantages import GAE, GroupRelative
+from lit_reason.architecture import architecture, difference
 from lit_reason.backbones import Pretrained, Scratch, character_tokenizer
 from lit_reason.callbacks import OverlongFilter, ValuePretraining, ValueWarmup
 from lit_reason.critics import notes_of, save_critic
@@ -475,7 +476,7 @@ def test_a_critic_whose_weights_would_be_another_function_is_refused(name, tmp_p
         made.config.num_key_value_heads, made.config.head_dim = 4, 16
     save_critic(made.critic(), tmp_path, made.tokenizer)
     with pytest.raises(
-        ConfigError, match=rf"another architecture than .*: {name}=.*, not .*; give"
+        ConfigError, match=rf"another architecture than .*: {name}\b.*=.*, not .*; give"
     ):
         Scratch(ALPHABET, critic_init=str(tmp_path)).critic()
     file = tmp_path / "critic.safetensors"
@@ -700,3 +701,15 @@ def test_a_bound_lambda_is_not_warned_of_while_no_policy_trains():
         run(module, data_of(rollouts_per_epoch=1), ValuePretraining(patience=None))
     with pytest.warns(ConfigWarning, match=r"alpha=0\.001: .* alpha well above"):
         run(module_of(advantage=GAE(alpha=1e-3)), data_of(), ValueWarmup(1))
+
+
+def test_what_other_programs_write_into_a_configuration_is_no_architecture():
+    one, other = Scratch(ALPHABET).critic().base, Scratch(ALPHABET).critic().base
+    one.config.made_by, other.config.made_by = "1.0", "2.0"
+    assert difference(architecture(one), architecture(other)) is None
+    one.config.rope_parameters = {**one.config.rope_parameters, "type": "default"}
+    assert difference(architecture(one), architecture(other)) is None
+    one.config.rope_parameters = {**one.config.rope_parameters, "rope_theta": 3.0}
+    assert difference(architecture(one), architecture(other)) == (
+        "rope_parameters.rope_theta=3.0, not 10000.0"
+    )

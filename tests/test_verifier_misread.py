@@ -160,3 +160,42 @@ def test_what_is_much_longer_than_the_gold_answer_costs_no_engine(stated):
 )
 def test_lists_of_plain_numbers_are_told_apart_without_the_engine(gold, stated, equal):
     assert quick(gold, stated) is equal
+
+
+@pytest.mark.parametrize(
+    ("gold", "stated"),
+    [
+        ("5", r"\$5 in change"),
+        ("78", "78 teachers at the school"),
+        ("4", "4 times as large"),
+        ("16", "16 fewer cookies"),
+        ("16", "16 larger pizzas"),
+        ("5", "5 mistakes"),
+        ("9", "9 cm squared"),
+        (r"9\pi", r"9\pi\text{ units squared}"),
+        ("9", r"9\thinspace\text{cm}"),
+        ("9", r"\large 9"),
+        ("B", "(B) zero"),
+        ("B", "(B) A larger sample"),
+        ("B", "(B) I and II only"),
+        ("B", "(B) P(A) = 1/2"),
+    ],
+)
+def test_words_of_an_answer_that_change_nothing_are_passed_over(gold, stated):
+    assert equivalent(gold, stated)
+
+
+@pytest.mark.parametrize(
+    ("gold", "stated"),
+    [
+        ("1,1,2", "1,2,2"),
+        ("5", "5 grand"),
+        ("5", "5 tenfold"),
+        ("5", "5 extraneous"),
+        ("5", r"5\ldots"),
+        (r"\pi", r"\pi squared"),
+        ("16", "16 fewer than Tom"),
+    ],
+)
+def test_what_makes_another_answer_is_seen(gold, stated):
+    assert not equivalent(gold, stated)

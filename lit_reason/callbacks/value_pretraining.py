@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_reason.callbacks.value_warmup import ValueWarmup
 from lit_reason.critics import CRITIC_FILE
@@ -98,7 +98,7 @@ class ValuePretraining(ValueWarmup):
             return
         if score > self.best:
             self.best = score
-            self._write(trainer, module, explained_variance=f"{score:.4f}")
+            self._write(trainer, module, **{self.monitored.rpartition("/")[2]: f"{score:.4f}"})
         if score > self.risen + self.min_delta:
             self.risen, self.waited = score, 0
             return
@@ -112,9 +112,18 @@ class ValuePretraining(ValueWarmup):
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the critic of a run that never validated."""
-        if self.best == -math.inf and not (self._folder(trainer) / CRITIC_FILE).exists():
-            self._write(trainer, pl_module)
+        """Writes the critic of a run that never validated, or got no better in another folder."""
+        folder = self._folder(trainer)
+        if (folder / CRITIC_FILE).exists():
+            return
+        if self.best > -math.inf:
+            rank_zero_warn(
+                f"callbacks: ValuePretraining keeps the last critic in {folder}; the best one, of "
+                f"{self.best:.4f} on held-out problems, is in the folder of the run that the "
+                "checkpoint is from",
+                category=ConfigWarning,
+            )
+        self._write(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on after a resumption."""

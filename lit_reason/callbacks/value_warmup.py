@@ -117,8 +117,13 @@ class ValueWarmup(Callback):
         if not self.save or not file.is_file():
             return None
         notes = notes_of(file)
-        score = notes.get("explained_variance")
-        known = f" (explained variance {score} on held-out problems)" if score else ""
+        known = ""
+        for name, where in (
+            ("explained_variance", ""),
+            ("explained_variance_last", ", last token"),
+        ):
+            if name in notes:
+                known = f" (explained variance {notes[name]} on held-out problems{where})"
         return (
             f"kept the critic of rollout {notes['rollouts']}{known}; start from it with "
             f"--model.backbone.critic_init={file.parent}"

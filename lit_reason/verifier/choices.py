@@ -13,15 +13,16 @@ _CHOICE = re.compile(
     r"\(([A-J])\)|\(([a-j])\)(?=\s|$)|([A-J])[.):](?=\s)|([A-Ja-j])\)?$"
     r"|([A-J])(?=\s*[,=]|\s+(?:or|and)\b)"
 )
-_LABEL = r"\(([A-J])\)|(?<![^\W_])([A-J])[.):](?:\s|$)"
+_LABEL = r"(?<!\w)\(([A-J])\)|(?<![^\W_(])([A-J])[.):](?:\s|$)"
 _NEXT_CHOICE = re.compile(
-    r"(?:[\s,;&/=]|\b(?:or|and)\b)*(?:\(([A-Ja-j])\)|([A-J])(?:[.):,\s]|$))"
+    # an A or an I before a space is a word or a number
+    r"(?:[\s,;&/=]|\b(?:or|and)\b)*(?:\(([A-Ja-j])\)|([A-J])(?:[.):,]|$)|([B-HJ])\s)"
     rf"|.*?(?:{_LABEL}|(?<!\w)\(([a-j])\)(?=\s|$))",
     re.DOTALL,
 )
 _DENIED = re.compile(
     rf"[\s,:;-]*(?:(?:is|was|isn't|are)\b.*\b(?:{CHANGING_BEHIND})\b.*|isn't\b.*"
-    rf"|(?:{CHANGING_BEHIND})[.!]?)",
+    r"|(?:wrong|incorrect|false|not|rejected|excluded|eliminated)[.!]?)",
     re.IGNORECASE | re.DOTALL,
 )
 

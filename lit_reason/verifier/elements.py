@@ -29,7 +29,8 @@ def same_elements(gold: str, stated: str) -> bool | None:
     if len(values) == len(others) == 1:
         return None
     if one[0][0] not in ("(", "["):
-        if len(set(values)) < len(values) or (len(values) > 1 and len(set(others)) < len(others)):
+        repeated = any(len(set(some)) < len(some) for some in (values, others))
+        if repeated and len(values) != len(others):
             return None  # a set holds each once
         values, others = sorted(values), sorted(others)
     if len(values) != len(others):

@@ -8,7 +8,9 @@ import unicodedata
 from lit_reason.verifier.choices import is_choice
 from lit_reason.verifier.words import set_as_words, unset
 
-_UNFINISHED = re.compile(r"(?:[-*/^_(=?&]|\\(?:cdot|times|div)|\^\{?\*\}?)$|^[/^)]")
+_UNFINISHED = re.compile(
+    r"(?:[-*/^_(=?&]|\\(?:cdot|times|div)|\^\{?\*\}?|\.\.|\\[lc]?dots)$|^[/^)]"
+)
 _PRIMED = re.compile(r"\d\}?\s*(?:'|\u2032|\u2033|\^?\{?\\prime)")
 _BRACKET = re.compile(r"\\[a-zA-Z]+\s*[()\[\]]|\\?[()\[\]]")
 _SYMBOL = re.compile(r"(?<=[\d}])\s*([^\x00-\x7f])")
@@ -41,7 +43,8 @@ _STYLES = (
     "mathcal mathfrak mbox hbox rm bf it left right big Big bigg Bigg bigl bigr Bigl Bigr biggl "
     "biggr Biggl Biggr middle displaystyle textstyle quad qquad hspace hfill phantom boxed fbox "
     "color textcolor bm boldsymbol pounds euro yen textdollar dollar euros cents nonumber "
-    "limits nolimits tag"
+    "limits nolimits tag thinspace medspace thickspace enspace space tiny small normalsize large "
+    "Large huge textup textsc checkmark cent square ell"
 )
 _KNOWN = frozenset(" ".join((_GREEK, _FUNCTIONS, _NOTATION, _RELATIONS, _STYLES)).split())
 

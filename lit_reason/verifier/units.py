@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lit_reason.verifier.changes import CHANGING_BEHIND
+from lit_reason.verifier.changes import CHANGING_BEHIND, bare_units
 from lit_reason.verifier.words import spaced
 
 _NUMBER = r"[-+]? ?\\?[$€£]? ?(?:(?:\d{1,3}(?: \d{3})+|\d+(?:,\d{3})*)(?:\.\d+)?|\.\d+)"
@@ -14,7 +14,7 @@ _LETTERS = "m|g|s|h|L|l|N|J|W|V"
 _ATTACHED = r"cm|mm|km|kg|lbs?|oz|m[lL]|ft|mph|hrs?|mins?|in(?=\.?$|\^)"
 _SYMBOLS = rf"{_LETTERS}|{_ATTACHED}|dm|nm|mg|yd|mi|sq|cu|ms|kW|Hz|Pa|kJ"
 # what is read as a product of letters or an operation, or makes another number of it
-_NO_UNIT = rf"{CHANGING_BEHIND}|sqrt|the|sin|cos|tan|log|exp|[abcnxyz]+"
+_NO_UNIT = rf"{CHANGING_BEHIND}|and change|sqrt|the|sin|cos|tan|log|exp|[abcnxyz]+"
 _MULTIPLIED = re.compile(r"[\d}] ?[kKMBie](?![^\W\d_])")
 _POWER = r"(?:\^\{?-?[1-9]\}?)?"
 _END = r"(?![^\W\d_])"
@@ -22,7 +22,7 @@ _UNIT = rf"(?!(?:{_NO_UNIT}){_END})(?:{_SYMBOLS}|[^\W\d_]{{3,}}){_END}{_POWER}"
 _OR = r"or(?! (?:more|less|fewer|greater|higher|above|below)\b)"
 _AFFIRMED = r"is(?= the (?:answer|result|total)\b)"
 # shares no word with _UNIT
-_FILLER = rf"(?:(?:an?|of|in|on|by|to|as(?= m[au])|the|{_AFFIRMED}|{_OR}) )*"
+_FILLER = rf"(?:(?:an?|of|in|on|by|to|at|as|the|{_AFFIRMED}|{_OR}) )*"
 _LONGEST = 200  # characters
 _DEGREES = r"\^\{?\\circ\}? ?[CF]?"
 # behind a sign a letter alone is a variable
@@ -61,7 +61,7 @@ def number_before_unit(text: str, is_gold: bool = False) -> str | None:
         >>> number_before_unit("18 x"), number_before_unit("18 thousand"), number_before_unit("18")
         (None, None, None)
     """
-    text = spaced(text)
+    text = bare_units(spaced(text))
     match = _WITH_UNIT.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         return None

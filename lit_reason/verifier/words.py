@@ -12,7 +12,7 @@ _COMMAND_OR_WORD = re.compile(
     r"\\[a-zA-Z]+|[^\W\d_\u0370-\u03ff]{4,}|\b(?:yes|no|odd)\b|(?<=:\d\d)\s*[ap]m\b",
     re.IGNORECASE,
 )
-_SPACE = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~")
+_SPACE = re.compile(r"\\[,;:! ]|\\(?:q?quad|(?:thin|med|thick|en)?space|enskip)(?![a-zA-Z])|~")
 NUMBER_WORDS = (
     "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen"
     "|sixteen|seventeen|eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
