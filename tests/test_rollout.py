@@ -199,6 +199,7 @@ def test_the_batch_holds_the_sampled_tokens_and_not_a_re_encoding():
         backbone=SimpleNamespace(tokenizer=tokenizer, eos_ids=[0]),
         device=torch.device("cpu"),
         trainer=Trainer(accelerator="cpu", logger=False, enable_checkpointing=False),
+        wants_sampled_entropy=False,
     )
     groups = sample(module, [[3]])
     assert groups[0][0].text == "ab"

@@ -13,7 +13,7 @@ _CHOICE = re.compile(
     r"\(([A-J])\)|\(([a-j])\)(?=\s|$)|([A-J])[.):](?=\s)|([A-Ja-j])\)?$"
     r"|([A-J])(?=\s*[,=]|\s+(?:or|and)\b)"
 )
-_LABEL = r"(?<!\w)\(([A-J])\)|(?<![^\W_(])([A-J])[.):](?:\s|$)"
+_LABEL = r"(?<!\w)\(([A-J])\)|(?<![\w(])([A-J])[.):](?:\s|$)"
 _NEXT_CHOICE = re.compile(
     # an A or an I before a space is a word or a number
     r"(?:[\s,;&/=]|\b(?:or|and)\b)*(?:\(([A-Ja-j])\)|([A-J])(?:[.):,]|$)|([B-HJ])\s)"
