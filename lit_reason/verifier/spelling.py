@@ -51,6 +51,7 @@ _BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\\[,!;: ]|~|\\q?quad)\s*(?=\d)(?!\d{3}(
 _SPACING = re.compile(r"\\[,!;: $]|\\q?quad(?![a-zA-Z])|[$~]")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])")
 _DELIMITED = re.compile(r"\\\[((?:(?!\\\]).)*)\\\]|\\\(((?:(?!\\\)).)*)\\\)", re.DOTALL)
+_ROW_GAP = re.compile(r"(?<=\\\\)\[-?[\d.]+ ?(?:pt|em|ex|mm|cm|in)\]")
 _DOUBLE_BRACES = re.compile(r"\{(\{[^{}]*\})\}")
 _DECORATION = re.compile(
     r"\\(?:textcolor|color)\{[\w!]+\}|\\(?:underline|bm|boldsymbol|displaystyle)(?![a-zA-Z])"
@@ -86,7 +87,7 @@ def bare(text: str) -> str:
     """
     if is_rational(text):  # most answers are
         return text.rstrip(".")
-    text = " ".join(unboxed(text).split())  # no run of spaces to try
+    text = _ROW_GAP.sub("", " ".join(unboxed(text).split()))  # no run of spaces to try
     text = without_markup(in_ascii(text).removesuffix("$.").strip(" $€£"))
     if match := _DELIMITED.fullmatch(text):
         text = next(filter(None, match.groups()), "").strip()
