@@ -128,15 +128,16 @@ def _scored(module: ReasonModule, micro: RolloutBatch) -> dict[str, Tensor]:
 
 def _of_actor(module: ReasonModule, micro: RolloutBatch) -> dict[str, Tensor | None]:
     """Old log-probs and entropy: of a forward pass, or where they can be, of the engine."""
-    drawn, entropy = micro.sampled_logprobs, micro.sampled_entropy
-    if module.old_logprobs == "engine" and drawn is None:
+    mode: Entropy = "detached" if module.monitor_entropy else "none"
+    if module.old_logprobs == "trainer":
+        outputs = module.score(module.actor, micro, mode)
+        return {"old_logprobs": outputs.logprobs, "entropy": outputs.entropy}
+    if micro.sampled_logprobs is None:
         raise ConfigError(
             "model.old_logprobs=engine: data.engine returns no log-probs; let it set "
             "Response.logprobs, or choose trainer"
         )
-    mode: Entropy = "detached" if module.monitor_entropy else "none"
-    if module.old_logprobs == "engine" and (mode == "none" or entropy is not None):
-        return {"old_logprobs": drawn, "entropy": entropy}
-    outputs = module.score(module.actor, micro, mode)
-    known = drawn if module.old_logprobs == "engine" else outputs.logprobs
-    return {"old_logprobs": known, "entropy": outputs.entropy}
+    entropy = micro.sampled_entropy
+    if module.monitor_entropy and entropy is None:
+        entropy = module.score(module.actor, micro, mode).entropy
+    return {"old_logprobs": micro.sampled_logprobs, "entropy": entropy}

@@ -15,14 +15,8 @@ SILENT = {
     *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("id2label", "label2id", "num_labels", "problem_type", "tie_word_embeddings", "vocab_size"),
     *("initializer_range", "max_position_embeddings", "max_window_layers", "n_ctx", "n_positions"),
-    *(
-        "name_or_path",
-        "pretraining_tp",
-        "quantization_config",
-        "return_dict",
-        "task_specific_params",
-    ),
-    *("output_attentions", "output_hidden_states"),
+    *("name_or_path", "pretraining_tp", "quantization_config", "task_specific_params"),
+    *("output_attentions", "output_hidden_states", "return_dict"),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, warn_of_no_effect
 from lit_reason.verdict import Verdict
 
 
@@ -79,3 +79,9 @@ class Task(ABC):
     def demonstration(self, prompt: Prompt, rng: random.Random) -> str:
         """One response for the supervised cold start; it may contain mistakes."""
         raise ConfigError(f"{type(self).__name__} has no demonstrations to start from")
+
+
+def warn_of_limit(limit: int | None, count: int) -> None:
+    """Warns of a limit above the `count` problems that a task has."""
+    if limit is not None and count < limit:
+        warn_of_no_effect(f"with only {count} problems", {"task.limit": limit})

@@ -7,9 +7,9 @@ from itertools import chain, islice
 from typing import Any
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, require_at_least_one, warn_of_no_effect
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.log import log
-from lit_reason.tasks.base import Task
+from lit_reason.tasks.base import Task, warn_of_limit
 from lit_reason.tasks.left_out import LeftOut, RowError
 from lit_reason.tasks.rows import Distinct, Problem, find_columns, problems_of, shape
 from lit_reason.tasks.sources import load
@@ -102,8 +102,7 @@ class MathProblems(Task):
             warn_of_silence(template, self.template, system, chosen)
         self.problems = list(islice(self._usable(chain(first, problems), limit), limit))
         self._report(problems.repeated)
-        if limit is not None and len(self.problems) < limit:
-            warn_of_no_effect(f"with only {len(self.problems)} problems", {"task.limit": limit})
+        warn_of_limit(limit, len(self.problems))
 
     def _usable(self, problems: Iterable[Problem], limit: int | None) -> Iterator[Problem]:
         """Those whose gold answer, stated as the prompt asks, would be accepted."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, warn_of_no_effect
-from lit_reason.tasks.base import Task
+from lit_reason.errors import ConfigError
+from lit_reason.tasks.base import Task, warn_of_limit
 from lit_reason.verdict import Status, Verdict
 
 ALPHABET = "0123456789+=(),aimnx"
@@ -128,8 +128,7 @@ class PlanCount(Task):
         every = _all(operations, steps) if plans == 1 else _some(operations, steps, plans, operands)
         problems = [p for p in every if _is_held_out(p.text) == (split == "held_out")]
         count = len(problems) if limit is None else min(limit, len(problems))
-        if limit is not None and len(problems) < limit:
-            warn_of_no_effect(f"with only {len(problems)} problems", {"task.limit": limit})
+        warn_of_limit(limit, len(problems))
         self.problems = [problems[i * len(problems) // count] for i in range(count)]
 
     def __len__(self) -> int:

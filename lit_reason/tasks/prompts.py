@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, require_at_least_one, warn_of_no_effect
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.log import log
-from lit_reason.tasks.base import Task
+from lit_reason.tasks.base import Task, warn_of_limit
 from lit_reason.tasks.left_out import LeftOut
 from lit_reason.tasks.rows import Distinct, find_columns, problems_of, shape
 from lit_reason.tasks.sources import load
@@ -62,8 +62,7 @@ class Prompts(Task):
         left_out = LeftOut()
         merged = Distinct(problems_of(rows, found, left_out))
         self.problems = list(islice(merged, limit))
-        if limit is not None and len(self.problems) < limit:
-            warn_of_no_effect(f"with only {len(self.problems)} problems", {"task.limit": limit})
+        warn_of_limit(limit, len(self.problems))
         if not self.problems:
             raise ConfigError(f"task.path={path}: holds no prompt ({left_out.summary()})")
         if merged.repeated:
