@@ -163,7 +163,7 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch
         assert {k: v for k, v in row.items() if v != full[k]} == change
 
 
-@pytest.mark.parametrize(("scale", "joint"), [(None, 300), ("miniature", 60)])
+@pytest.mark.parametrize(("scale", "joint"), [(None, 300), ("miniature", 40)])
 def test_every_number_of_pretraining_steps_leaves_the_policy_as_many(scale, joint, monkeypatch):
     monkeypatch.chdir(ROOT)
     for steps in (50, 100, 150):
