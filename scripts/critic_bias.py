@@ -3,12 +3,13 @@
 python scripts/critic_bias.py --seeds 0 1 2 3 4 --out runs/critic_bias
 
 Trains the quickstart's critic alone for 15 rollouts, once on the last token of each response, as a
-reward model is trained, and once on all tokens. The policy's λ is 0.95. Two settings: `short`, with
-problems of 2 to 5 steps and rewards of 0 / +1, where the policy then trains for 15 rollouts while
-the critic stays as it is, so that its bias goes on acting; and `default`, the quickstart's problems
-of up to 16 steps and rewards of -1 / +1, before the policy trains. Writes OUT/critic_bias.csv, a
-row a run, and prints a table. Called again it skips what is finished. One to three minutes a run on
-one core.
+reward model is trained, and once on all tokens. The policy's λ is 0.95. Three settings: `short`,
+with problems of 2 to 5 steps and rewards of 0 / +1, where the policy then trains for 15 rollouts
+while the critic stays as it is, so that its bias goes on acting; `chatter`, the miniature's
+problems, whose answers may hold letters that mean nothing, with rewards of 0 / +1, where policy and
+critic then train together for 15 rollouts; and `default`, the quickstart's problems of up to 16
+steps and rewards of -1 / +1, before the policy trains. Writes OUT/critic_bias.csv, a row a run, and
+prints a table. Called again it skips what is finished. One to three minutes a run on one core.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ SETTINGS: dict[str, dict[str, list[object]]] = {
         "data.rewards.correctness.wrong": [0],
         "trainer.max_epochs": [2],
     },
+    "chatter": {
+        "config": ["ablations/miniature/critic_bias.yaml"],
+        "model.critic_scheduler.gamma": [1.0],
+        "trainer.max_epochs": [2],
+    },
     "default": {"trainer.max_epochs": [1]},
 }
 NAMES = {
@@ -70,12 +76,13 @@ def main(args: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--out", type=Path, default=Path("runs", "critic_bias"))
     parser.add_argument("extra", nargs="*", help="after --: arguments of every run")
     given = parser.parse_args(args)
     rows = []
     try:
-        for setting in SETTINGS:
+        for setting in given.settings:
             ablation = study(setting, given.out, given.seeds, given.extra)
             for result in ablation.run():
                 print(f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True)

@@ -50,7 +50,7 @@ def test_finished_runs_are_measured_and_not_run_again(out, capsys):
         rows = list(csv.DictReader(file))
     assert [(r["setting"], r["tokens"], r["seed"]) for r in rows] == [
         (setting, tokens, seed)
-        for setting in ("short", "default")
+        for setting in ("short", "chatter", "default")
         for seed in "01"
         for tokens in ("last", "all")
     ]
