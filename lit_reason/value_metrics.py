@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -16,8 +18,8 @@ class ValueMetrics(Metric):
               \mathrm{bias} = \overline{V(s_0)} - \overline{R}
 
     Over all tokens of all responses, by relative position in the response, and at its last token. 0
-    where the returns do not vary. The state is sums in float64, so that it does not depend on
-    batches or ranks.
+    where the returns do not vary, and NaN where there is no token. The state is sums in float64, so
+    that it does not depend on batches or ranks.
 
     Args:
         positions: Equal parts of a response, each with an explained variance of its own.
@@ -77,7 +79,9 @@ class ValueMetrics(Metric):
 
 
 def explained_of_sums(sums: Tensor) -> float:
-    """Explained variance of n returns R with errors E = R - V; 0 where the returns do not vary.
+    """Explained variance of n returns R with errors E = R - V.
+
+    0 where the returns do not vary, and NaN where there are none.
 
     Args:
         sums: (5,) float64: n and the sums of R, R², E and E², of which any constant may have been
@@ -85,7 +89,7 @@ def explained_of_sums(sums: Tensor) -> float:
     """
     n, r, rr, e, ee = sums.tolist()
     if n == 0:
-        return 0.0
+        return math.nan
     total, residual = rr - r * r / n, ee - e * e / n
     # rounding of equal returns leaves a spread of about eps
     return 0.0 if total <= 1e-12 * max(rr, 1e-300) else 1.0 - residual / total

@@ -10,6 +10,7 @@ import torch
 from lit_reason.callbacks import RolloutRecorder, ValuePretraining
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.fingerprint import fingerprint
+from lit_reason.lora import LoRA
 from lit_reason.recorded import Recorded
 from lit_reason.rollout import HFEngine, Sampling
 from lit_reason.tasks import PlanCount
@@ -71,6 +72,15 @@ def test_a_critic_learns_from_recorded_responses_for_many_epochs(recorded):
     assert torch.equal(weights(module.actor), weights(shipped().actor()))
     assert keep.rows[-1]["loss/value"] < keep.rows[0]["loss/value"]
     assert MONITORED in module.last_evaluation  # held-out problems were sampled
+
+
+def test_new_adapters_take_the_recordings_of_their_base(recorded):
+    pytest.importorskip("peft")
+    path, _ = recorded
+    keep = Keep()
+    data = data_of(engine=Recorded(str(path)))
+    run(module_of(LoRA(shipped(), r=2)), data, ValuePretraining(patience=None), keep)
+    assert len(keep.rollouts) == 3
 
 
 def test_offline_pretraining_resumes_to_the_same_bits(recorded):

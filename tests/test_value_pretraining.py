@@ -1,6 +1,7 @@
 """A critic of its own stage: pretrained online or from a file, kept, and taken up by later runs."""
 
 import copy
+import math
 import re
 import warnings
 from pathlib import Path
@@ -484,6 +485,16 @@ def test_a_critic_whose_weights_would_be_another_function_is_refused(name, tmp_p
     del notes["architecture"]  # as older files
     save_file(load_file(file), file, notes)
     Scratch(ALPHABET, critic_init=str(tmp_path)).critic()
+
+
+def test_held_out_responses_that_train_nothing_say_nothing(tmp_path):
+    data = data_of(val_sampling=ValSampling(max_new_tokens=1))
+    callbacks = OverlongFilter(), ValuePretraining(patience=1)
+    module = module_of()
+    with pytest.warns(ConfigWarning, match=r"explained_variance=nan: .* raise data\.val_sampling"):
+        run(module, data, *callbacks, default_root_dir=tmp_path, limit_val_batches=1.0)
+    assert math.isnan(module.last_evaluation[MONITORED])
+    assert (tmp_path / "critic" / "critic.safetensors").exists()
 
 
 def test_what_does_not_change_the_function_is_no_other_architecture(tmp_path):

@@ -96,6 +96,13 @@ class ValuePretraining(ValueWarmup):
         # before training nothing is worth keeping, and on resuming it has been looked at already
         if trainer.sanity_checking or "critic" not in module.stepped:
             return
+        if math.isnan(score):
+            rank_zero_warn(
+                f"{self.monitored}=nan: no response to a held-out problem trains the critic, so "
+                "that this validation says nothing; raise data.val_sampling.max_new_tokens, or "
+                "take OverlongFilter out",
+                category=ConfigWarning,
+            )
         if score > self.best:
             self.best = score
             self._write(trainer, module, **{self.monitored.rpartition("/")[2]: f"{score:.4f}"})
