@@ -29,7 +29,8 @@ class Grid:
 
     Attributes:
         positions: Equal parts of a response, each with a logged explained variance.
-        points: Points of a curve over the response, a multiple of `positions`.
+        points: Points of a curve over the response. A token counts at every point that it covers,
+            by its share there, so that responses of fewer tokens than points leave no gaps.
         low: Lower end of the calibration bins.
         high: Upper end.
         bins: Their number. A prediction beyond the ends counts in the outermost bin.
@@ -81,18 +82,19 @@ def diagnose(
     measured = _Measured(experience, gamma, reduce)
     sums = {
         "values": measured.values(grid.points),
+        "parts": measured.parts(grid.positions),
         "advantages": measured.advantages(grid.points),
         "calibration": measured.calibration(grid),
         "start": measured.start(),
         "lambda": measured.lambdas(longest, grid.length_bins),
     }
     totals = _reduced(sums, reduce)
-    scalars, explained = _of_values(totals["values"], grid)
+    scalars = _of_values(totals["parts"])
     count, error = totals["start"].tolist()
     if count:
         scalars["value/bias"] = -error / count
     scalars |= measured.of_advantages(totals["lambda"])
-    return Diagnosis(scalars, _curves(totals, explained, grid, longest))
+    return Diagnosis(scalars, _curves(totals, grid, longest))
 
 
 class _Measured:
@@ -115,9 +117,10 @@ class _Measured:
         self.returns = gae(self.rewards, nothing, self.mask, gamma, 1.0, self.after)
         self.errors = self.returns - self.predicted
         self.td = gae(self.rewards, self.predicted, self.mask, gamma, 0.0, self.after)
+        self.moments = self._moments()
 
-    def values(self, points: int) -> Tensor:
-        """(verdicts, points, 8): n, R, R², E, E², δ, δ², V by verdict and position.
+    def _moments(self) -> list[Tensor]:
+        """R, R², E, E², δ, δ² of each token.
 
         R, E and δ are taken from their means over all ranks, so that the squares do not cancel.
         """
@@ -125,12 +128,20 @@ class _Measured:
         first = torch.stack([self.seen.sum().double(), *(x[self.seen].sum() for x in columns)])
         count, *means = first if self.reduce is None else self.reduce(first)
         centred = [x - mean / count.clamp(min=1) for x, mean in zip(columns, means, strict=True)]
-        columns = [y for x in centred for y in (x, x**2)]
-        return self._by_position(self.seen, points, *columns, self.predicted)
+        return [y for x in centred for y in (x, x**2)]
+
+    def values(self, points: int) -> Tensor:
+        """(verdicts, points, 6): n, R, R², E, E², V by verdict and point."""
+        return self._along(self.seen, points, *self.moments[:4], self.predicted)
+
+    def parts(self, positions: int) -> Tensor:
+        """(positions, 7): n, R, R², E, E², δ, δ² by equal parts of a response."""
+        place = relative_position(self.mask, positions).masked_fill(~self.seen, -1)
+        return sums_by(place, positions, *self.moments)
 
     def advantages(self, points: int) -> Tensor:
-        """(verdicts, points, 2): n and A by verdict and position."""
-        return self._by_position(self.acting, points, self.advantage)
+        """(verdicts, points, 2): n and A by verdict and point."""
+        return self._along(self.acting, points, self.advantage)
 
     def calibration(self, grid: Grid) -> Tensor:
         """(bins, 3): n, V and R of the tokens whose V lies in a bin."""
@@ -163,19 +174,31 @@ class _Measured:
         share = reward_share(*parts, self.acting, reduce=self.reduce)
         return {"gae/horizon": horizon / count, "advantage/reward_share": float(share)}
 
-    def _by_position(self, mask: Tensor, points: int, *columns: Tensor) -> Tensor:
-        cell = self.verdict * points + relative_position(self.mask, points)
-        sums = sums_by(cell.masked_fill(~mask, -1), 3 * points, *columns)
+    def _along(self, mask: Tensor, points: int, *columns: Tensor) -> Tensor:
+        """(verdicts, points, 1 + columns): sums over the tokens that cover each point.
+
+        Token i of l covers [n i, n (i + 1)) where point p covers [l p, l (p + 1)).
+        """
+        length = self.mask.sum(dim=1, keepdim=True)
+        place, shortest = self.mask.cumsum(1) - 1, length[length > 0].min() if length.any() else 1
+        first = place * points // length.clamp(min=1)
+        sums = torch.zeros(3 * points, 1 + len(columns), dtype=torch.float64, device=mask.device)
+        for point in (first + step for step in range(min(points // int(shortest) + 2, points))):
+            start = torch.maximum(place * points, point * length)
+            end = torch.minimum((place + 1) * points, (point + 1) * length)
+            cell = (self.verdict * points + point).masked_fill(~mask | (start >= end), -1)
+            sums += sums_by(cell, 3 * points, *columns, weight=(end - start) / points)
         return sums.view(3, points, -1)
 
 
-def sums_by(place: Tensor, size: int, *columns: Tensor) -> Tensor:
+def sums_by(place: Tensor, size: int, *columns: Tensor, weight: Tensor | None = None) -> Tensor:
     """Counts and sums over the entries of each place.
 
     Args:
         place: (*) int64 in [0, size), or -1: counts nowhere.
         size: Number of places.
         *columns: (*) each.
+        weight: (*) how much an entry counts; `None` is 1 each.
 
     Returns:
         (size, 1 + columns) float64.
@@ -187,11 +210,12 @@ def sums_by(place: Tensor, size: int, *columns: Tensor) -> Tensor:
                 [1., 2.]], dtype=torch.float64)
     """
     flat = place.flatten() + 1
+    counts = (torch.ones_like(place) if weight is None else weight).double()
     sums = [
         torch.zeros(size + 1, dtype=torch.float64, device=flat.device).index_add_(
-            0, flat, column.double().flatten()
+            0, flat, column.flatten()
         )
-        for column in (torch.ones_like(place), *columns)
+        for column in (counts, *(counts * x.double() for x in columns))
     ]
     return torch.stack(sums, dim=1)[1:]
 
@@ -204,30 +228,26 @@ def _reduced(sums: dict[str, Tensor], reduce: Reduce | None) -> dict[str, Tensor
     return {name: part.view_as(sums[name]) for name, part in zip(sums, parts, strict=True)}
 
 
-def _of_values(sums: Tensor, grid: Grid) -> tuple[dict[str, float], list[float | None]]:
-    """Scalars of the values, and the explained variance along the response."""
-    by_point = sums.sum(dim=0)
-    parts = by_point.view(grid.positions, -1, by_point.shape[-1]).sum(dim=1)
+def _of_values(parts: Tensor) -> dict[str, float]:
+    """Explained variance by equal parts of a response, and the spread of TD errors."""
     scalars = {
         f"value/explained_variance_{i + 1}": explained_of_sums(part[:5])
         for i, part in enumerate(parts)
         if part[0]
     }
-    count, td, squares = by_point.sum(dim=0)[[0, 5, 6]].tolist()
+    count, td, squares = parts.sum(dim=0)[[0, 5, 6]].tolist()
     if count:
         scalars["value/td_variance"] = squares / count - (td / count) ** 2
-    return scalars, [number(explained_of_sums(x[:5])) if x[0] else None for x in by_point]
+    return scalars
 
 
-def _curves(
-    sums: dict[str, Tensor], explained: list[float | None], grid: Grid, longest: int
-) -> dict[str, Any]:
+def _curves(sums: dict[str, Tensor], grid: Grid, longest: int) -> dict[str, Any]:
     values, advantages = sums["values"], sums["advantages"]
     calibration, lambdas = sums["calibration"], sums["lambda"]
     edges = [grid.low + (grid.high - grid.low) * i / grid.bins for i in range(grid.bins + 1)]
     return {
-        "value": _by_verdict(values[..., 0], values[..., 7]),
-        "explained_variance": explained,
+        "value": _by_verdict(values[..., 0], values[..., 5]),
+        "explained_variance": [number(explained_of_sums(x[:5])) for x in values.sum(dim=0)],
         "advantage": _by_verdict(advantages[..., 0], advantages[..., 1]),
         "calibration": {
             "edges": [number(x) for x in edges],
@@ -267,8 +287,6 @@ def check_grid(grid: Grid) -> Sequence[str]:
     """What is wrong with a grid, each as `name=value: rule`."""
     counts = {n: getattr(grid, n) for n in ("positions", "points", "bins", "length_bins")}
     wrong = [f"{n}={value}: must be at least 1" for n, value in counts.items() if value < 1]
-    if not wrong and grid.points % grid.positions:
-        wrong.append(f"points={grid.points}: must be a multiple of positions={grid.positions}")
     if not -math.inf < grid.low < grid.high < math.inf:
         wrong.append(f"low={grid.low}, high={grid.high}: low must be below high, both finite")
     return wrong

@@ -95,6 +95,16 @@ def in_part(tokens, part, parts):
     return [t for t in tokens if math.floor(t["place"] * parts + 1e-9) == part]
 
 
+def covering(tokens, point, points):
+    """Tokens that cover a point, each as often as `points` times its share there."""
+    found = []
+    for t in tokens:
+        i, length = round(t["place"] * t["length"]), t["length"]
+        start, end = max(points * i, length * point), min(points * (i + 1), length * (point + 1))
+        found += [t] * max(end - start, 0)
+    return found
+
+
 def close(got, want, tolerance=1e-5):
     assert len(got) == len(want)
     for x, y in zip(got, want, strict=True):
@@ -138,10 +148,10 @@ def test_curves_and_bins_equal_the_loops(rollout):
     for part, counted, column in (("value", "seen", "V"), ("advantage", "acts", "A")):
         for name, kinds in (("correct", [True]), ("wrong", [False]), ("all", [True, False])):
             own = [t for t in tokens if t[counted] and t["right"] in kinds]
-            want = [mean(t[column] for t in in_part(own, i, 6)) for i in range(6)]
+            want = [mean(t[column] for t in covering(own, i, 6)) for i in range(6)]
             close(got[part][name], want)
     seen = [t for t in tokens if t["seen"]]
-    close(got["explained_variance"], [explained(in_part(seen, i, 6)) for i in range(6)])
+    close(got["explained_variance"], [explained(covering(seen, i, 6)) for i in range(6)])
     bins = got["calibration"]
     close(bins["edges"], [-1, -0.4, 0.2, 0.8, 1.4, 2])
     places = [min(max(math.floor((t["V"] + 1) / 0.6), 0), 4) for t in seen]
@@ -154,6 +164,20 @@ def test_curves_and_bins_equal_the_loops(rollout):
     assert got["lambda"]["count"] == [len(x) for x in by_length]
     close(got["lambda"]["mean"], [mean(float(experience.lam[r]) for r in x) for x in by_length])
     close(got["lambda"]["edges"], [longest * i / 3 for i in range(4)])
+
+
+@pytest.mark.parametrize("points", [1, 6, 20, 97])
+def test_every_response_counts_at_every_point(rollout, points):
+    """Else neighbouring points would be means over different responses."""
+    experience = experience_of(rollout)
+    each = torch.arange(16.0)[:, None].expand_as(experience.values)
+    experience.values = experience.advantages = each
+    rollout = replace(rollout, loss_mask=rollout.response_mask, value_mask=rollout.response_mask)
+    experience.rollout = rollout
+    curves = diagnose(experience, GAMMA, 99, replace(GRID, points=points)).curves
+    level = float((each * rollout.response_mask).sum() / rollout.response_mask.sum())
+    close(curves["value"]["all"], [level] * points)
+    close(curves["advantage"]["all"], [level] * points)
 
 
 def test_parts_together_are_the_explained_variance_that_is_logged(rollout):
@@ -314,7 +338,6 @@ def test_a_setting_of_a_callback_is_named_as_it_was_given(flags, capsys):
     ("given", "says"),
     [
         ({"positions": 0}, "CriticMonitor.positions=0: must be at least 1"),
-        ({"points": 6}, "points=6: must be a multiple of positions=4"),
         ({"low": 1.0}, "low=1.0, high=1.0: low must be below high"),
         ({"high": math.inf}, "low must be below high, both finite"),
         ({"bins": 0}, "bins=0"),

@@ -29,7 +29,7 @@ class CriticMonitor(Callback):
 
     Args:
         positions: N, equal parts into which a response is cut.
-        points: Points of the curves along a response, a multiple of `positions`.
+        points: Points of the curves along a response.
         low: Lower end of the calibration bins, in units of the return.
         high: Upper end.
         bins: Number of calibration bins.
