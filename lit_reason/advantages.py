@@ -208,15 +208,18 @@ class GAE(AdvantageEstimator):
 
     def _warn_of_clamp(self, lengths: Tensor, lam: Tensor) -> None:
         """Once: λ says nothing of the length where it is held at its bound."""
+        lengths, lam = lengths[lengths > 0], lam[lengths > 0]
         share = float((lam <= self.lambda_min).float().mean())
         if share > 0.5 and self.policy_trains and not self.warned_of_clamp:
             self.warned_of_clamp = True
-            needed = 1 / ((1 - self.lambda_min) * float(lengths.float().median()))
+            median = float(lengths.float().median())
+            needed = 1 / ((1 - self.lambda_min) * median)
+            alone = ", whose tokens learn from the critic's next value alone"
             rank_zero_warn(
                 f"model.advantage.alpha={self.alpha}: λ_policy is held at lambda_min="
-                f"{self.lambda_min} for {share:.0%} of the responses, whose tokens learn from the "
-                f"critic's next value alone; responses are {float(lengths.float().median()):.0f} "
-                f"tokens long (median), choose alpha well above {needed:.2g}",
+                f"{self.lambda_min} for {share:.0%} of the responses"
+                f"{'' if self.lambda_min else alone}; responses are {median:.0f} tokens long "
+                f"(median), choose alpha well above {needed:.2g}",
                 category=ConfigWarning,
             )
 

@@ -117,7 +117,7 @@ def without_overlap(
     )
     if not remove:
         warnings.warn(
-            f"data.remove_overlap=false: {found}, so accuracy on them is not on held-out problems; "
+            f"data.remove_overlap=false: {found}, so they are not held out; "
             "set it to true, or choose another split",
             ConfigWarning,
             stacklevel=2,

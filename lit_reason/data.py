@@ -47,7 +47,8 @@ class RolloutDataModule(LightningDataModule):
     A rollout holds `groups_per_rollout` prompts with `group_size` responses each, sampled from
     the weights it will train. With a group filter, rounds of fresh prompts are generated until
     enough groups are kept; after `max_rounds` rounds the batch is filled up with dropped groups
-    whose tokens do not train the actor (`groups/filled` counts them). If none was kept, the
+    whose tokens train nothing (`groups/filled` counts them), but for the critic with
+    `critic_sees_all`. If none was kept, the
     actor's update is skipped and counted (`update/skipped_actor`). Groups kept beyond the N that
     are needed are not carried over, as the next rollout has other weights (`groups/surplus`).
 
@@ -319,7 +320,10 @@ class RolloutDataModule(LightningDataModule):
             on_policy=self.engine.on_policy,
             policy_version=version,
         )
-        batch.loss_mask[len(kept) * self.group_size :] = False  # what only fills up
+        fills_up = slice(len(kept) * self.group_size, None)
+        batch.loss_mask[fills_up] = False
+        if not self.critic_sees_all:
+            batch.value_mask[fills_up] = False
         batch.stats = {
             **self._terms([*kept, *filled]),
             **verdict_shares([*kept, *surplus, *dropped], self.task),

@@ -79,6 +79,7 @@ def diagnose(
         grid: Where to measure.
         reduce: Sums a tensor over ranks; `None` in a single process.
     """
+    longest = max(longest, 1)  # of a rollout in which every response is empty
     measured = _Measured(experience, gamma, reduce)
     sums = {
         "values": measured.values(grid.points),
@@ -113,8 +114,7 @@ class _Measured:
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask
-        nothing = torch.zeros_like(self.predicted)
-        self.returns = gae(self.rewards, nothing, self.mask, gamma, 1.0, self.after)
+        self.returns = experience.monte_carlo_returns(gamma)
         self.errors = self.returns - self.predicted
         self.td = gae(self.rewards, self.predicted, self.mask, gamma, 0.0, self.after)
         self.moments = self._moments()

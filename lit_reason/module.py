@@ -386,9 +386,10 @@ class ReasonModule(LightningModule):
         stats |= apart
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
-        if experience.values is not None and experience.returns is not None:
+        if experience.values is not None and experience.rewards is not None:
+            returns = experience.monte_carlo_returns(self.advantage.gamma)
             stats["value/explained_variance"] = explained_variance(
-                experience.values, experience.returns, rollout.value_mask, reduce=self.reduce
+                experience.values, returns, rollout.value_mask, reduce=self.reduce
             )
         return stats
 

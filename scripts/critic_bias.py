@@ -109,7 +109,8 @@ def measure(ablation: Ablation, result: Result, setting: str) -> dict[str, objec
     point = next(p for p in ablation.points if p.name == result.point)
     folder = ablation.folder(point, result.seed) / "run"
     run, rows = read_run(folder), read_curves(folder)
-    before = rows[max(WARMUP + 1 - CHECKED, 0) : WARMUP + 1]  # the policy is as it was
+    # the policy is as it was in the first rollout of the joint phase too, where there is one
+    before = rows[: WARMUP + 1][-CHECKED:]
     curve = average([row["advantage"]["all"] for row in before])
     quarter = max(len(curve) // 4, 1)
     early, late = statistics.fmean(curve[:quarter]), statistics.fmean(curve[-quarter:])

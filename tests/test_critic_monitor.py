@@ -224,6 +224,13 @@ def test_nothing_to_see_is_no_error(rollout):
     assert set(found.curves["value"]["all"]) == {None}
 
 
+def test_responses_without_tokens_are_no_error(rollout):
+    nothing = torch.zeros_like(rollout.response_mask)
+    masks = {"response_mask": nothing, "value_mask": nothing, "loss_mask": nothing}
+    found = diagnose(experience_of(replace(rollout, **masks)), GAMMA, 0, GRID)
+    assert found.scalars == {}
+
+
 def test_a_critic_that_has_diverged_leaves_a_gap_in_valid_json(rollout):
     experience = experience_of(rollout)
     experience.values[0, 0] = math.nan

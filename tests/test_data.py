@@ -167,13 +167,14 @@ def test_when_nothing_survives_the_actor_is_left_alone_and_the_run_goes_on(polic
     for batch, row in zip(log.batches, log.rows, strict=True):
         assert len(batch) == 2 * 4
         assert not batch.loss_mask.any()
+        assert not batch.value_mask.any()
         assert row["update/skipped_actor"] == 1
         assert (row["groups/rounds"], row["groups/filled"], row["groups/kept"]) == (3, 2, 0)
         assert row["groups/dropped"] == 6
         assert row["groups/dropped_all_right"] == (6 if kind is RIGHT else 0)
         assert row["groups/dropped_all_wrong"] == (6 if kind is WRONG else 0)
         if critic:
-            assert row["update/skipped_critic"] == 0
+            assert row["update/skipped_critic"] == 1
 
 
 def test_a_skipped_update_does_not_move_the_schedule(policy):
@@ -268,7 +269,7 @@ def test_refilling_keeps_the_first_mixed_groups_whole_and_loses_no_row(
             assert int(batch.group_ids[row]) == row // 4
             trains = row // 4 < len(kept)
             assert torch.equal(batch.loss_mask[row], batch.response_mask[row] & trains)
-            assert torch.equal(batch.value_mask[row], batch.response_mask[row])
+            assert torch.equal(batch.value_mask[row], batch.loss_mask[row])
 
 
 def test_prompts_that_run_out_while_refilling_begin_their_next_pass(sampler):

@@ -74,6 +74,12 @@ def test_a_critic_learns_from_recorded_responses_for_many_epochs(recorded):
     assert MONITORED in module.last_evaluation  # held-out problems were sampled
 
 
+def test_what_another_run_recorded_is_not_recorded_again(recorded):
+    data = data_of(engine=Recorded(str(recorded[0]), force=True))
+    with pytest.raises(ConfigError, match=r"RolloutRecorder would give .*Recorded out as this pol"):
+        run(module_of(), data, ValuePretraining(patience=None), RolloutRecorder())
+
+
 def test_new_adapters_take_the_recordings_of_their_base(recorded):
     pytest.importorskip("peft")
     path, _ = recorded

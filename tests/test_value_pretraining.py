@@ -16,7 +16,7 @@ from lit_reason.__main__ import main
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.architecture import architecture, difference
 from lit_reason.backbones import Pretrained, Scratch, character_tokenizer
-from lit_reason.callbacks import OverlongFilter, ValuePretraining, ValueWarmup
+from lit_reason.callbacks import CriticMonitor, OverlongFilter, ValuePretraining, ValueWarmup
 from lit_reason.critics import notes_of, save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import GroupFilter
@@ -113,6 +113,64 @@ class Scores(ValuePretraining):
 
 
 WHOLE = {"limit_val_batches": 1.0, "num_sanity_val_steps": -1}
+
+
+def test_a_run_taken_back_gives_up_the_critic_of_later_rollouts():
+    one = data_of(rollouts_per_epoch=1)
+    trainer = run(module_of(), one, Scores(0, 0.2, patience=None), max_epochs=1, **WHOLE)
+    trainer.save_checkpoint("early.ckpt")
+    run(module_of(), data_of(rollouts_per_epoch=1), Scores(0, 0.2, 0.9, patience=None),
+        max_epochs=2, ckpt_path="early.ckpt", **WHOLE)  # fmt: skip
+    assert notes_of(Path("run/critic/critic.safetensors"))["rollouts"] == "2"
+    callback = Scores(0, 0.2, 0.1, patience=None)
+    with pytest.warns(ConfigWarning, match=r"critic.safetensors: is of a later rollout than 1"):
+        run(module_of(), data_of(rollouts_per_epoch=1), callback,
+            max_epochs=2, ckpt_path="early.ckpt", **WHOLE)  # fmt: skip
+    notes = notes_of(Path("run/critic/critic.safetensors"))
+    assert (notes["rollouts"], notes["explained_variance"]) == ("2", "0.1000")
+
+
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        (0.0, "all responses to held-out problems earn the same"),
+        (-math.inf, r"has diverged; lower model\.critic_optimizer\.lr"),
+    ],
+)
+def test_a_score_that_says_nothing_is_warned_of(score, why):
+    callback = Scores(0.5, score, patience=None)
+    with pytest.warns(ConfigWarning, match=f"explained_variance={score}: .*{why}"):
+        run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=1, **WHOLE)
+
+
+def test_a_critic_that_would_be_judged_on_other_responses_is_warned_of():
+    data = data_of(val_sampling=ValSampling(top_p=0.7, max_new_tokens=24))
+    match = r"data\.val_sampling\.top_p=0\.7: .*drawn otherwise .* data\.val_sampling=null"
+    with pytest.warns(ConfigWarning, match=match):
+        run(module_of(), data, ValuePretraining(patience=None), max_epochs=1)
+
+
+def test_a_warm_up_longer_than_its_run_keeps_nothing_and_says_so():
+    data = data_of(rollouts_per_epoch=1)
+    with pytest.warns(ConfigWarning, match=r"rollouts=3: the run has 1 rollouts, so no critic is"):
+        run(module_of(), data, ValueWarmup(3, save=True), max_epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConfigWarning)
+        data = data_of(rollouts_per_epoch=1)
+        run(module_of(), data, ValueWarmup(1, save=True), max_epochs=1)
+    assert Path("run/critic/critic.safetensors").exists()
+
+
+def test_explained_variance_is_of_what_happened_whatever_the_critic_learns_from():
+    rows = []
+    for lam in (1.0, 0.0):
+        keep, module = Keep(), module_of(advantage=GAE(lam_critic=lam))
+        run(module, data_of(rollouts_per_epoch=2), CriticMonitor(positions=1), keep, max_epochs=1)
+        rows.append(keep.rows)
+    for row in (rows[0][0], rows[1][0], rows[1][1]):
+        whole, part = row["value/explained_variance"], row["value/explained_variance_1"]
+        assert float(whole) == pytest.approx(float(part), abs=1e-5)
+    assert float(rows[0][0]["loss/value"]) != float(rows[1][0]["loss/value"])
 
 
 def test_small_rises_that_add_up_count():
@@ -286,7 +344,9 @@ def test_value_metrics_are_those_of_all_responses_however_they_arrive():
 
 def test_constant_returns_leave_nothing_to_explain():
     metric = ValueMetrics()
-    assert metric.compute()["explained_variance"] == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric ValueMetrics was call")
+        assert math.isnan(metric.compute()["explained_variance"])
     metric.update(torch.randn(3, 4), torch.full((3, 4), 0.1), torch.ones(3, 4).bool())
     assert metric.compute()["explained_variance"] == 0
 
@@ -491,7 +551,10 @@ def test_held_out_responses_that_train_nothing_say_nothing(tmp_path):
     data = data_of(val_sampling=ValSampling(max_new_tokens=1))
     callbacks = OverlongFilter(), ValuePretraining(patience=1)
     module = module_of()
-    with pytest.warns(ConfigWarning, match=r"explained_variance=nan: .* raise data\.val_sampling"):
+    with (
+        pytest.warns(ConfigWarning, match="drawn otherwise"),
+        pytest.warns(ConfigWarning, match=r"explained_variance=nan: .* raise data\.val_sampling"),
+    ):
         run(module, data, *callbacks, default_root_dir=tmp_path, limit_val_batches=1.0)
     assert math.isnan(module.last_evaluation[MONITORED])
     assert (tmp_path / "critic" / "critic.safetensors").exists()

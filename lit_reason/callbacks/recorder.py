@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_reason.batch import RolloutBatch
+from lit_reason.errors import ConfigError
 from lit_reason.fingerprint import fingerprint
 from lit_reason.jsonl import append_rows, drop_from
 from lit_reason.rollout import Sampling
@@ -26,6 +27,15 @@ class RolloutRecorder(Callback):
         """The file of this rank."""
         suffix = f"_{trainer.global_rank}" if trainer.world_size > 1 else ""
         return Path(trainer.default_root_dir, f"rollouts{suffix}.jsonl")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses to record what the policy of the run did not generate."""
+        engine = getattr(getattr(trainer, "datamodule", None), "engine", None)
+        if stage == "fit" and not getattr(engine, "on_policy", True):
+            raise ConfigError(
+                f"callbacks: RolloutRecorder would give responses of data.engine="
+                f"{type(engine).__name__} out as this policy's; leave it out, and copy the file"
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drops rollouts that a resumed run will generate again."""

@@ -11,7 +11,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_reason.callbacks.value_warmup import ValueWarmup
-from lit_reason.critics import CRITIC_FILE
+from lit_reason.critics import CRITIC_FILE, notes_of
+from lit_reason.dry_run import Stopwatch
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 MONITORED = "val/value/explained_variance"
@@ -70,12 +71,17 @@ class ValuePretraining(ValueWarmup):
                 "data.val_task=null: ValuePretraining keeps the critic that predicts best on "
                 "problems it has not seen; name a task of held-out ones"
             )
+        if data is not None:
+            _warn_of_other_sampling(data)
         if self.patience is not None:
             self._warn_if_blind(trainer)
 
     def _warn_if_blind(self, trainer: Trainer) -> None:
         every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
         why = None
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, Stopwatch) for callback in callbacks):
+            return  # a dry run
         if trainer.limit_val_batches == 0:
             why = "trainer.limit_val_batches=0: the run never validates; leave it out"
         elif every is not None and epochs is not None and every > epochs > 0:
@@ -87,6 +93,22 @@ class ValuePretraining(ValueWarmup):
             text = f"{why}, or ValuePretraining cannot see when to stop"
             warnings.warn(text, ConfigWarning, stacklevel=3)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives up the critic of a later rollout than the one that a run is taken back to."""
+        module: Any = pl_module
+        file = self._folder(trainer) / CRITIC_FILE
+        later = file.is_file() and int(notes_of(file)["rollouts"]) > module.policy_version
+        if not trainer.strategy.broadcast(later):
+            return
+        rank_zero_warn(
+            f"{file}: is of a later rollout than {module.policy_version}, from which the run goes "
+            "on; it is removed, and the best critic is looked for from here on",
+            category=ConfigWarning,
+        )
+        self.best = self.risen = -math.inf
+        if trainer.is_global_zero:
+            file.unlink()
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the critic if it is the best so far, and ends a run that no longer gets better."""
         module: Any = pl_module
@@ -96,13 +118,8 @@ class ValuePretraining(ValueWarmup):
         # before training nothing is worth keeping, and on resuming it has been looked at already
         if trainer.sanity_checking or "critic" not in module.stepped:
             return
-        if math.isnan(score):
-            rank_zero_warn(
-                f"{self.monitored}=nan: no response to a held-out problem trains the critic, so "
-                "that this validation says nothing; raise data.val_sampling.max_new_tokens, or "
-                "take OverlongFilter out",
-                category=ConfigWarning,
-            )
+        if why := _says_nothing(score):
+            rank_zero_warn(f"{self.monitored}={score}: {why}", category=ConfigWarning)
         if score > self.best:
             self.best = score
             self._write(trainer, module, **{self.monitored.rpartition("/")[2]: f"{score:.4f}"})
@@ -140,3 +157,34 @@ class ValuePretraining(ValueWarmup):
         """See `state_dict`."""
         self.best, self.waited = state_dict["best"], state_dict["waited"]
         self.risen = state_dict.get("risen", self.best)
+
+
+def _says_nothing(score: float) -> str | None:
+    """Why a score says nothing of a critic, and what to do."""
+    if math.isnan(score):
+        return (
+            "no response to a held-out problem trains the critic, so that this validation says "
+            "nothing; raise data.val_sampling.max_new_tokens, or take OverlongFilter out"
+        )
+    if score == 0:  # exactly: a critic that has taken a step is never that useless
+        return (
+            "all responses to held-out problems earn the same, so that this validation says "
+            "nothing; give data.val_task more problems, or others"
+        )
+    if not math.isfinite(score):
+        return "the critic has diverged; lower model.critic_optimizer.lr"
+    return None
+
+
+def _warn_of_other_sampling(data: Any) -> None:
+    """The critic learns what responses of `data.sampling` earn."""
+    own, other = vars(data.sampling), vars(data.val_sampling)
+    other = [f"{k}={v}" for k, v in other.items() if v != own[k]]
+    if other:
+        warnings.warn(
+            f"data.val_sampling.{', '.join(other)}: ValuePretraining would judge the critic on "
+            "responses that are drawn otherwise than those it learns from; set "
+            "data.val_sampling=null",
+            ConfigWarning,
+            stacklevel=3,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +67,7 @@ class ValueWarmup(Callback):
                 f"callbacks: {type(self).__name__} has no critic to train in this configuration; "
                 "leave it out, or set model.value and a model.advantage that uses it"
             )
-        if stage == "fit" and not self.save:
+        if stage == "fit":
             self._warn_if_policy_never_trains(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -78,10 +79,12 @@ class ValueWarmup(Callback):
     def _warn_if_policy_never_trains(self, trainer: Any) -> None:
         data = getattr(trainer, "datamodule", None)
         total = (trainer.max_epochs or 0) * data.rollouts_per_epoch if data is not None else 0
-        if 0 < total <= self.rollouts:
+        nothing_kept = self.save and 0 < total < self.rollouts < math.inf
+        if nothing_kept or (not self.save and 0 < total <= self.rollouts):
+            so = "no critic is kept and the policy" if nothing_kept else "the policy"
             warnings.warn(
                 f"ValueWarmup.rollouts={self.rollouts}: the run has {total} rollouts, "
-                "so the policy does not train; lower it, or raise trainer.max_epochs",
+                f"so {so} does not train; lower it, or raise trainer.max_epochs",
                 ConfigWarning,
                 stacklevel=2,
             )
