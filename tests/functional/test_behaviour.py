@@ -24,8 +24,8 @@ class Toy:
     The critic is linear in (1, position, whether the response has ended).
     """
 
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(0)
+    def __init__(self, seed):
+        self.generator = torch.Generator().manual_seed(seed)
         self.stop = torch.full((STEPS,), STOP, requires_grad=True)
         self.critic = torch.zeros(3, requires_grad=True)
 
@@ -77,9 +77,9 @@ class Toy:
         return self.sample()[0].sum(1).float().mean().item()
 
 
-@pytest.fixture
-def toy():
-    made = Toy()
+@pytest.fixture(params=range(5))
+def toy(request):
+    made = Toy(request.param)
     made.fit_critic(only_ends=True)
     return made
 
@@ -94,7 +94,7 @@ def test_a_critic_that_saw_only_ends_makes_early_advantages_positive_and_shorten
     """VC-PPO: V is too low before the end, and the token that ends is the one that profits."""
     assert toy.values(torch.ones(ROWS, STEPS))[:, 9].mean().item() == pytest.approx(0.5, abs=0.1)
     assert toy.values(torch.zeros(ROWS, STEPS))[:, 9].mean() < 0.4
-    assert (mean_advantage(toy) > 0.12).all()
+    assert (mean_advantage(toy) > 0.1).all()
     before = toy.length()
     toy.train_policy(40)
     assert toy.length() < 0.5 * before
