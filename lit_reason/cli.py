@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
@@ -49,7 +50,7 @@ from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
-from lit_reason.overrides import Changes, apply_changes, changes, check_changes
+from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
@@ -98,6 +99,7 @@ class RecordConfig(SaveConfigCallback):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
         self.changed: Changes = {}
+        self.compared = False  # with the configuration of the run that is continued
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
@@ -106,10 +108,17 @@ class RecordConfig(SaveConfigCallback):
         """The configuration, with which a run that continues compares its own."""
         return {"config": self.text}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Finds what differs from the run that wrote the checkpoint."""
-        self.changed = changes(state_dict["config"], self.text)
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Finds what differs from the run that wrote the checkpoint, and refuses what cannot be."""
+        recorded = checkpoint["callbacks"].get(self.state_key, {}).get("config")
+        if not isinstance(recorded, str):
+            return
+        self.changed, self.compared = changes(recorded, self.text), True
         check_changes(self.changed)
+        if isinstance(pl_module, ReasonModule) and trainer.state.fn == TrainerFn.FITTING:
+            check_state(pl_module, checkpoint["optimizer_states"], self.changed)
 
     @cached_property
     def text(self) -> str:
@@ -122,11 +131,11 @@ class RecordConfig(SaveConfigCallback):
         self.save_config(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says what changed, and makes changed settings of optimizers and schedules apply."""
-        for key, (old, new) in self.changed.items():
-            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
+        """Makes changed settings of optimizers and schedules apply, and says what changed."""
         if self.changed and isinstance(pl_module, ReasonModule):
             apply_changes(pl_module, self.changed)
+        for key, (old, new) in self.changed.items():
+            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""

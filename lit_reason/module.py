@@ -178,11 +178,9 @@ class ReasonModule(LightningModule):
         configured = []
         rated = {name for name, factory in self.scheduler_factories.items() if factory is not None}
         for name in self.trained:
-            weights = [p for p in getattr(self, name).parameters() if p.requires_grad]
-            shared = self.optimizer_factories[name] is self.optimizer_factories["actor"]
-            key = "model.actor_optimizer" if shared else f"model.{name}_optimizer"
+            key = self.optimizer_key(name)
             with naming(key):
-                optimizer = self.optimizer_factories[name](weights)
+                optimizer = self.optimizer_factories[name](self.weights(name))
             if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
                 text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
                 warnings.warn(text, ConfigWarning, stacklevel=1)
@@ -202,6 +200,15 @@ class ReasonModule(LightningModule):
                 entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
+
+    def weights(self, network: str) -> list[nn.Parameter]:
+        """What the optimizer of a network trains, in its order."""
+        return [p for p in getattr(self, network).parameters() if p.requires_grad]
+
+    def optimizer_key(self, network: str) -> str:
+        """The key that the optimizer of a network is configured at."""
+        shared = self.optimizer_factories[network] is self.optimizer_factories["actor"]
+        return "model.actor_optimizer" if shared else f"model.{network}_optimizer"
 
     def _steps(self, network: str) -> int:
         """Steps that the schedule of a network takes in the whole run; 0 if that is not known."""
