@@ -48,6 +48,7 @@ from lit_reason.given import flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
+from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
 from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
@@ -79,6 +80,7 @@ class ReasonParser(LightningArgumentParser):
 
     arguments: ClassVar[list[str]] = []  # of this process, for messages
     keys: ClassVar[dict[str, Any]] = {}  # of the subcommand, with their types
+    defaults: ClassVar[dict[str, Any]] = {}  # of the same keys
     foreign: ClassVar[dict[str, str]] = {}  # keys of the other kind of subcommand, with its name
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -192,6 +194,7 @@ class ReasonCLI(LightningCLI):
             if not a.dest.endswith("help")
         }
         actions: list[Any] = parser._actions
+        ReasonParser.defaults = {a.dest: a.default for a in actions}
         for action in actions:
             if build := getattr(action, "instantiate_classes", None):
                 action.instantiate_classes = partial(build_placed, build, action.dest)
@@ -205,6 +208,7 @@ class ReasonCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses, and refuses the seed before Lightning sets it."""
+        check_forms(ReasonParser.arguments, ReasonParser.keys, ReasonParser.defaults)
         super().parse_arguments(parser, args)
         check_seed(self.config[self.config["subcommand"]].get("seed_everything"))
 
