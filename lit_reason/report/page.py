@@ -75,6 +75,7 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         f'<meta name="viewport" content="width=device-width">\n<style>{CSS}</style></head>\n'
         f"<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n",
         encoding="utf-8",
+        errors="backslashreplace",  # of half a surrogate pair
     )
 
 
