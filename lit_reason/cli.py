@@ -114,7 +114,8 @@ class RecordConfig(SaveConfigCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Finds what differs from the run that wrote the checkpoint, and refuses what cannot be."""
-        recorded = checkpoint["callbacks"].get(self.state_key, {}).get("config")
+        own = checkpoint["callbacks"].get(self.state_key)
+        recorded = own.get("config") if isinstance(own, dict) else None
         if not isinstance(recorded, str):
             return
         self.changed, self.compared = changes(recorded, self.text), True
@@ -130,6 +131,13 @@ class RecordConfig(SaveConfigCallback):
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the configuration of a run that starts."""
+        if trainer.ckpt_path and not self.compared:
+            warnings.warn(
+                f"ckpt_path={trainer.ckpt_path}: does not say with which configuration it was "
+                "written, so nothing tells what has changed; compare with RUN_DIR/config.yaml",
+                ConfigWarning,
+                stacklevel=1,
+            )
         self.save_config(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

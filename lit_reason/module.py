@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import LBFGS, AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -43,6 +44,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
+from lit_reason.restored import check_moments, count, require_parts
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
@@ -458,8 +460,13 @@ class ReasonModule(LightningModule):
                 del state[key]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the rollout counter and what has trained, after a look at the weights."""
+        """Restores the rollout counter and what has trained, after a look at what is there."""
+        trainer = self._trainer  # none where Lightning's `load_from_checkpoint` reads the file
+        continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        require_parts(checkpoint, getattr(trainer, "datamodule", None), continues)
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
         check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
-        self.policy_version = checkpoint.get("policy_version", 0)
+        if continues:
+            check_moments(self, checkpoint["optimizer_states"])
+        self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         self.stepped = set(checkpoint.get("stepped", self.trained))

@@ -30,8 +30,20 @@ def changes(earlier: str, present: str) -> Changes:
     Example:
         >>> changes("data: {seed: 1, group_size: 2}", "data: {seed: 1, group_size: 4}")
         {'data.group_size': ('2', '4')}
+
+    Raises:
+        ConfigError: The earlier text is no configuration.
     """
-    old, new = (dict(leaves("", yaml.safe_load(text))) for text in (earlier, present))
+    try:
+        before = yaml.safe_load(earlier)
+    except yaml.YAMLError:
+        before = None
+    if not isinstance(before, dict):
+        raise ConfigError(
+            "ckpt_path: the configuration that it holds is no YAML; take another of "
+            "RUN_DIR/checkpoints"
+        )
+    old, new = (dict(leaves("", content)) for content in (before, yaml.safe_load(present)))
     return {
         key: (old.get(key, "unset"), new.get(key, "unset"))
         for key in sorted({*old, *new})
