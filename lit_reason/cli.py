@@ -42,7 +42,14 @@ from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
 from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
-from lit_reason.errors import ConfigError, ConfigWarning, build_placed, place_of, users_mistake
+from lit_reason.errors import (
+    ConfigError,
+    ConfigWarning,
+    build_placed,
+    place_of,
+    printable,
+    users_mistake,
+)
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
@@ -91,7 +98,7 @@ class ReasonParser(LightningArgumentParser):
         """Prints the message without the usage text, and exits with 2."""
         reason = None if ex is None or isinstance(ex, ConfigError) else users_mistake(ex)
         line = reason or explain(message, self.arguments, self.keys, self.foreign)
-        sys.stderr.write(f"error: {full_key(line, settings(self.arguments))}\n")
+        sys.stderr.write(f"error: {printable(full_key(line, settings(self.arguments)))}\n")
         self.exit(2)
 
 
@@ -145,7 +152,7 @@ class RecordConfig(SaveConfigCallback):
         if self.changed and isinstance(pl_module, ReasonModule):
             apply_changes(pl_module, self.changed)
         for key, (old, new) in self.changed.items():
-            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
+            rank_zero_only(print)(printable(f"changed on resuming: {key}={new}, was {old}"))
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""
@@ -420,8 +427,8 @@ def run(args: list[str]) -> LightningCLI:
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        line = " ".join(full_key(reason, settings(args), place_of(error)).splitlines())
-        sys.stderr.write(f"error: {line}\n")
+        line = full_key(reason, settings(args), place_of(error))
+        sys.stderr.write(f"error: {printable(line)}\n")
         raise SystemExit(2) from None
     finally:
         give_back()

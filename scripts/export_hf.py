@@ -18,7 +18,7 @@ import torch
 
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.export import save_policy
 from lit_reason.given import read_config
 from lit_reason.lora import save_adapters
@@ -44,7 +44,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         export(given.checkpoint, given.out, given.config, given.adapters)
     except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {printable(str(error))}\n")
     print(given.out)
 
 

@@ -106,6 +106,9 @@ FLAGS = [
     ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be finite and at least 0"),
     ("--model.terms.positive_lm.coef=-1", r"model\.terms\.positive_lm\.coef=-1\.0: must be above"),
     # the Trainer
+    ("--trainer.max_time=0", r"trainer\.max_time=0: is no time; write DD:HH:MM:SS, as 00:12:00:00"),
+    ("--trainer.max_time=00:00:00:00", r"trainer\.max_time=00:00:00:00: nothing would be trained"),
+    ("--trainer.max_time={hours: -1}", r"trainer\.max_time=.*hours.*: nothing would be trained"),
     ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
     ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
     ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
@@ -460,7 +463,7 @@ class Phase(Callback):
 
 class Unsaved(Callback):
     def state_dict(self):
-        raise RuntimeError("no\\nstate")
+        raise RuntimeError("no\\nstate\\x1b[2J")
 
 class Everything(ClippedSurrogate):
     def mask(self, experience):
@@ -539,7 +542,7 @@ PARTS = [
     ("callbacks.x=Padding", r"callbacks: loss_mask counts padding in the edited rollout"),
     ("callbacks.x=Unknown", r"callbacks: rewards are not finite in the edited rollout"),
     ("callbacks.x=Phase", r"callbacks: phase='foo': choose joint or value_warmup"),
-    ("callbacks.x=Unsaved", r"callbacks\.x\.state_dict: RuntimeError: no state \(at my_bugs\.py"),
+    ("callbacks.x=Unsaved", r"callbacks\.x\.state_dict: RuntimeError: no state\\x1b\[2J \(at my"),
     ("model.terms.x=Everything", r"model\.terms\.x=Everything: its mask counts \d+ positions"),
     ("model.policy=Detached", r"model\.policy=Detached: the loss has no gradient; compute it from"),
     ("model.policy.aggregation=Negative", r"aggregation=Negative: its count is -\d+.*above 0"),
