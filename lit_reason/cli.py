@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
@@ -41,15 +42,23 @@ from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
 from lit_reason.dry_run import Stopwatch, report
 from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
-from lit_reason.errors import ConfigError, ConfigWarning, build_placed, place_of, users_mistake
+from lit_reason.errors import (
+    ConfigError,
+    ConfigWarning,
+    build_placed,
+    place_of,
+    printable,
+    users_mistake,
+)
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
+from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
-from lit_reason.overrides import Changes, apply_changes, changes, check_changes
+from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.run_dir import choose_run_dir, claim, give_back
@@ -78,6 +87,7 @@ class ReasonParser(LightningArgumentParser):
 
     arguments: ClassVar[list[str]] = []  # of this process, for messages
     keys: ClassVar[dict[str, Any]] = {}  # of the subcommand, with their types
+    defaults: ClassVar[dict[str, Any]] = {}  # of the same keys
     foreign: ClassVar[dict[str, str]] = {}  # keys of the other kind of subcommand, with its name
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +98,7 @@ class ReasonParser(LightningArgumentParser):
         """Prints the message without the usage text, and exits with 2."""
         reason = None if ex is None or isinstance(ex, ConfigError) else users_mistake(ex)
         line = reason or explain(message, self.arguments, self.keys, self.foreign)
-        sys.stderr.write(f"error: {full_key(line, settings(self.arguments))}\n")
+        sys.stderr.write(f"error: {printable(full_key(line, settings(self.arguments)))}\n")
         self.exit(2)
 
 
@@ -98,6 +108,7 @@ class RecordConfig(SaveConfigCallback):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
         self.changed: Changes = {}
+        self.compared = False  # with the configuration of the run that is continued
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
@@ -106,10 +117,18 @@ class RecordConfig(SaveConfigCallback):
         """The configuration, with which a run that continues compares its own."""
         return {"config": self.text}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Finds what differs from the run that wrote the checkpoint."""
-        self.changed = changes(state_dict["config"], self.text)
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Finds what differs from the run that wrote the checkpoint, and refuses what cannot be."""
+        own = checkpoint["callbacks"].get(self.state_key)
+        recorded = own.get("config") if isinstance(own, dict) else None
+        if not isinstance(recorded, str):
+            return
+        self.changed, self.compared = changes(recorded, self.text), True
         check_changes(self.changed)
+        if isinstance(pl_module, ReasonModule) and trainer.state.fn == TrainerFn.FITTING:
+            check_state(pl_module, checkpoint["optimizer_states"], self.changed)
 
     @cached_property
     def text(self) -> str:
@@ -119,14 +138,21 @@ class RecordConfig(SaveConfigCallback):
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the configuration of a run that starts."""
+        if trainer.ckpt_path and not self.compared:
+            warnings.warn(
+                f"ckpt_path={trainer.ckpt_path}: does not say with which configuration it was "
+                "written, so nothing tells what has changed; compare with RUN_DIR/config.yaml",
+                ConfigWarning,
+                stacklevel=1,
+            )
         self.save_config(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says what changed, and makes changed settings of optimizers and schedules apply."""
-        for key, (old, new) in self.changed.items():
-            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
+        """Makes changed settings of optimizers and schedules apply, and says what changed."""
         if self.changed and isinstance(pl_module, ReasonModule):
             apply_changes(pl_module, self.changed)
+        for key, (old, new) in self.changed.items():
+            rank_zero_only(print)(printable(f"changed on resuming: {key}={new}, was {old}"))
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""
@@ -183,6 +209,7 @@ class ReasonCLI(LightningCLI):
             if not a.dest.endswith("help")
         }
         actions: list[Any] = parser._actions
+        ReasonParser.defaults = {a.dest: a.default for a in actions}
         for action in actions:
             if build := getattr(action, "instantiate_classes", None):
                 action.instantiate_classes = partial(build_placed, build, action.dest)
@@ -196,6 +223,7 @@ class ReasonCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses, and refuses the seed before Lightning sets it."""
+        check_forms(ReasonParser.arguments, ReasonParser.keys, ReasonParser.defaults)
         super().parse_arguments(parser, args)
         check_seed(self.config[self.config["subcommand"]].get("seed_everything"))
 
@@ -399,8 +427,8 @@ def run(args: list[str]) -> LightningCLI:
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        line = " ".join(full_key(reason, settings(args), place_of(error)).splitlines())
-        sys.stderr.write(f"error: {line}\n")
+        line = full_key(reason, settings(args), place_of(error))
+        sys.stderr.write(f"error: {printable(line)}\n")
         raise SystemExit(2) from None
     finally:
         give_back()

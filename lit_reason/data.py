@@ -29,6 +29,7 @@ from lit_reason.filters import GroupFilter
 from lit_reason.forms import require_tensor
 from lit_reason.judge import judge, require_verdicts, reward, verdict_shares
 from lit_reason.loaders import EvaluationLoader, RolloutLoader
+from lit_reason.restored import count
 from lit_reason.rewards import Reward
 from lit_reason.rollout import (
     HFEngine,
@@ -285,7 +286,7 @@ class RolloutDataModule(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues with the prompt after the last one handed out."""
-        self.cursor = state_dict["cursor"]
+        self.cursor = count(state_dict, "cursor")
 
     # --- rollout ------------------------------------------------------------------------------
 

@@ -52,6 +52,17 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
         )
 
 
+def printable(text: str) -> str:
+    r"""A text in one line, in which nothing acts on the terminal.
+
+    Example:
+        >>> printable("a\n\x1b[2Jb")
+        'a \\x1b[2Jb'
+    """
+    line = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 @contextmanager
 def placed(key: str) -> Iterator[None]:
     """Notes of an error which part it comes from; a part does not know where it was configured.

@@ -111,7 +111,7 @@ def _loaded(path: str) -> Any:
 
 def _whose(argument: str, given: Settings) -> str:
     """The full key of an argument that a class among the settings needs and did not get."""
-    left = _effective(given)
+    left = effective(given)
     for key, value in left.items():
         cls = _loaded(value)
         if f"{key}.{argument}" in left or not inspect.isclass(cls):
@@ -122,7 +122,7 @@ def _whose(argument: str, given: Settings) -> str:
     return argument
 
 
-def _effective(given: Settings) -> dict[str, str]:
+def effective(given: Settings) -> dict[str, str]:
     """What is left of settings in layers: another class takes the arguments of the earlier away."""
     left: dict[str, str] = {}
     for key, value in given:
@@ -166,12 +166,12 @@ def _wrong_choice(text: str) -> str | None:
 def _left_out(key: str, class_name: str | None, hint: Any) -> str | None:
     if class_name != "null":
         return None
-    return f"{key}=null: cannot be left out; {_class_hint(key, hint)}"
+    return f"{key}=null: cannot be left out; {class_hint(key, hint)}"
 
 
 def _wrong_form(key: str, value: str, text: str, types: dict[str, Any]) -> str | None:
     """A value where settings of their own belong, or the other way round."""
-    if _is_family(types.get(key)):
+    if is_family(types.get(key)):
         return f"holds parts under names of their own; write {key}.NAME={value or 'CLASS'}"
     if not _NO_MAPPING.search(text):
         return None
@@ -184,11 +184,11 @@ def _wrong_form(key: str, value: str, text: str, types: dict[str, Any]) -> str |
 def _wrong_class(key: str, value: str, class_name: str | None, text: str, hint: Any) -> str | None:
     """Something that names no class which fits."""
     if _NO_CLASS.search(text):
-        return f"names no class; {_class_hint(key, hint)}"
+        return f"names no class; {class_hint(key, hint)}"
     if class_name is None and value and _DOTTED.fullmatch(value) and _named_classes(hint):
         class_name = value
     if class_name and (not _expected(text) or _named_classes(hint)):
-        return f"{key}={class_name}: {_class_fault(class_name, hint)}; {_class_hint(key, hint)}"
+        return f"{key}={class_name}: {_class_fault(class_name, hint)}; {class_hint(key, hint)}"
     return None
 
 
@@ -209,7 +209,7 @@ def _abstract(key: str, value: str, given: Settings, types: dict[str, Any]) -> s
     if nameless:
         return _unknown_key(nameless[-1], dict(given)[nameless[-1]], given, types)
     if dict(given).get(key) == value:
-        return f"{key}={value}: is abstract; {_class_hint(key, _type_of(key, given, types))}"
+        return f"{key}={value}: is abstract; {class_hint(key, _type_of(key, given, types))}"
     return f"{key}: name its class first; put --config before flags that change parts of it"
 
 
@@ -222,15 +222,16 @@ def _class_fault(path: str, hint: Any) -> str:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:
         return f"module {module} cannot be imported ({type(error).__name__}: {error})"
-    bases = " or ".join(b.__name__ for b in _bases(hint) if b.__module__ != "builtins")
+    wanted = " or ".join(b.__name__ for b in bases(hint) if b.__module__ != "builtins")
     if found is None:
         return f"module {module} has no {name}"
     return (
-        f"{name} is not a subclass of {bases}" if inspect.isclass(found) else f"{name} is no class"
+        f"{name} is not a subclass of {wanted}" if inspect.isclass(found) else f"{name} is no class"
     )
 
 
-def _class_hint(key: str, hint: Any) -> str:
+def class_hint(key: str, hint: Any) -> str:
+    """Which classes may be named at a key of this type."""
     choices = ", ".join(c.__name__ for c in _named_classes(hint))
     if choices:
         return f"choose one of {choices}, or the dotted path of your own"
@@ -290,7 +291,7 @@ def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -
             return f"{owner}: no such key; did you mean {word[0]}?"
     parent, _, last = key.rpartition(".")
     family, _, member = parent.rpartition(".")
-    if _is_family(types.get(family)):
+    if is_family(types.get(family)):
         members = sorted({k for k, _ in given if k.rpartition(".")[0] == family})
         if parent not in members:
             close = difflib.get_close_matches(parent, members, 1, 0.6) or members
@@ -317,7 +318,7 @@ def _owner(part: str, given: Settings) -> str:
     return ".".join(names[: names.index(part) + 1])
 
 
-def _is_family(hint: Any) -> bool:
+def is_family(hint: Any) -> bool:
     """Whether a key holds named parts, like `callbacks`."""
     return get_origin(hint) is dict or any(get_origin(part) is dict for part in get_args(hint))
 
@@ -335,18 +336,19 @@ def _type_of(key: str, given: Settings, types: dict[str, Any]) -> Any:
         return types.get(key)
     parent, _, last = key.rpartition(".")
     above = _type_of(parent, given, types)
-    if _is_family(above):
+    if is_family(above):
         return above
     hints = [get_type_hints(c.__init__) for c in _chosen_classes(parent, given, types)]  # type: ignore[misc]
     return next((h[last] for h in hints if last in h), None)
 
 
-def _bases(hint: Any) -> Iterable[type]:
+def bases(hint: Any) -> Iterable[type]:
+    """The classes in a type."""
     if inspect.isclass(hint) and hint is not type(None):
         yield hint
     for part in get_args(hint):
         if not isinstance(part, list):
-            yield from _bases(part)
+            yield from bases(part)
 
 
 def _subclasses(base: type) -> Iterable[type]:
@@ -359,7 +361,7 @@ def _subclasses(base: type) -> Iterable[type]:
 
 def _named_classes(hint: Any) -> list[type]:
     """The classes that a configuration may name for `hint`."""
-    classes = {c for base in _bases(hint) for c in _subclasses(base)}
+    classes = {c for base in bases(hint) for c in _subclasses(base)}
     modules = ("lit_reason.", "lightning.pytorch.loggers.")
     hidden = (  # what every run has anyway
         "lit_reason.cli",

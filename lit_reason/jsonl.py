@@ -13,9 +13,12 @@ from lit_reason.files import replacing, writing
 
 
 def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Appends one JSON object a line; makes the folder if there is none."""
+    """Appends one JSON object a line; makes the folder if there is none.
+
+    Half a surrogate pair, which text may hold and UTF-8 may not, is written as JSON's own escape.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), path.open("a", encoding="utf-8") as file:
+    with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -31,10 +34,15 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if line.endswith(b"\n") and line.strip():
                 try:
                     row = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                    what = error.msg if isinstance(error, json.JSONDecodeError) else error.reason
-                    raise ValueError(f"line {number} is no JSON: {what}") from error
+                except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise ValueError(f"line {number} is no JSON: {_reason(error)}") from error
                 yield row
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return error.reason if isinstance(error, UnicodeDecodeError) else "nested too deeply"
 
 
 def is_cut(path: Path) -> bool:

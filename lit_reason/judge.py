@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set, Sized
+from contextlib import suppress
 from typing import Any
 
 from lit_reason.batch import Group, Prompt, Response
@@ -101,9 +103,9 @@ def reward(
         with blaming(f"data.rewards.{name}", term):
             values = term(prompt, responses, verdicts)
         where = f"data.rewards.{name}: {term.called}"
-        _check_count(where, values, len(responses), f"{len(responses)} responses")
+        values = _listed(where, values, len(responses), f"{len(responses)} responses")
         if term.per_token:
-            group.terms[name] = _add_token_rewards(group, where, term.weight, values)  # type: ignore[arg-type]
+            group.terms[name] = _add_token_rewards(group, where, term.weight, values)
             continue
         group.terms[name] = [None if v is None else _number(where, v, term.weight) for v in values]
         outcomes.append(group.terms[name])
@@ -131,17 +133,23 @@ def _sum_outcomes(group: Group, outcomes: list[list[float | None]]) -> None:
             row[-1] = row[-1] or 0.0
 
 
-def _check_count(where: str, values: Any, count: int, what: str) -> None:
-    if not isinstance(values, Sized) or isinstance(values, str | bytes | Mapping | Set):
+def _listed(where: str, values: Any, count: int, what: str) -> list[Any]:
+    """What a term returned, as a list of so many values."""
+    listed = None
+    if isinstance(values, Sized) and not isinstance(values, str | bytes | Mapping | Set):
+        with suppress(TypeError):  # arrays without a dimension are sized by type only
+            listed = list(values)  # type: ignore[call-overload]
+    if listed is None:
         raise ConfigError(
-            f"{where} returned {values!r:.80}, expected one value for each of {what}; return a "
+            f"{where} returned {_shown(values)}, expected one value for each of {what}; return a "
             "list of numbers, with None where it has nothing to say"
         )
-    if len(values) != count:
+    if len(listed) != count:
         raise ConfigError(
-            f"{where} returned {len(values)} values for {what}; return {count}, with None where it "
+            f"{where} returned {len(listed)} values for {what}; return {count}, with None where it "
             "has nothing to say"
         )
+    return listed
 
 
 def _number(where: str, value: Any, weight: float) -> float:
@@ -149,10 +157,12 @@ def _number(where: str, value: Any, weight: float) -> float:
         if isinstance(value, str | bytes):  # float would read it
             raise TypeError
         number = weight * float(value)
-    except (TypeError, ValueError) as error:
+    except OverflowError:  # of an integer that no float can hold
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor of several
         raise ConfigError(
-            f"{where} returned {value!r:.80}, expected a number; convert it, or return None where "
-            "it has nothing to say"
+            f"{where} returned {_shown(value)}, expected a number; convert it, or return None "
+            "where it has nothing to say"
         ) from error
     if not abs(number) < LARGEST:
         raise ConfigError(
@@ -162,14 +172,22 @@ def _number(where: str, value: Any, weight: float) -> float:
     return number
 
 
+def _shown(value: Any) -> str:
+    """The beginning of a value's text; its type where it has none, as a very long integer."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return type(value).__name__
+
+
 def _add_token_rewards(
-    group: Group, where: str, weight: float, values: list[list[float | None]]
+    group: Group, where: str, weight: float, values: list[Any]
 ) -> list[float | None]:
     """Adds a term to the tokens' rewards; returns its sum over each response."""
     rows = group.token_rewards or [[None] * r.length for r in group.responses]
     totals: list[float | None] = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
-        _check_count(where, added, response.length, f"a response of {response.length} tokens")
+        added = _listed(where, added, response.length, f"a response of {response.length} tokens")
         given = {t: _number(where, v, weight) for t, v in enumerate(added) if v is not None}
         for t, value in given.items():
             row[t] = (row[t] or 0.0) + value

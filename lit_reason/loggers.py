@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_reason.errors import ConfigError
 from lit_reason.files import replacing, writing
 
 
@@ -69,7 +70,13 @@ class _Writer(ExperimentWriter):
 def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]  # the last row of a killed run may be cut off
-    rows = csv.DictReader(whole.splitlines())
-    return [row for row in rows if (row.get("step") or "").isdigit()]
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]  # the last row of a killed run may be cut off
+    try:
+        rows = list(csv.DictReader(whole.decode().splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(
+            f"{path}: is not as the run wrote it ({type(error).__name__}: {error}); move it away "
+            "to continue without it"
+        ) from error
+    return [row for row in rows if (row.get("step") or "").isdecimal()]

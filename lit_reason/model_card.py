@@ -60,4 +60,5 @@ def model_card(config: dict[str, Any], rollouts: int) -> str:
 
 def _name(part: Any) -> str | None:
     """The class of a part without its module."""
-    return part["class_path"].rpartition(".")[2] if part else None
+    path = part.get("class_path") if isinstance(part, dict) else part
+    return str(path).rpartition(".")[2] if path else None

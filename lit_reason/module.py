@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import LBFGS, AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -43,6 +44,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
+from lit_reason.restored import check_moments, count, require_parts
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
@@ -178,11 +180,9 @@ class ReasonModule(LightningModule):
         configured = []
         rated = {name for name, factory in self.scheduler_factories.items() if factory is not None}
         for name in self.trained:
-            weights = [p for p in getattr(self, name).parameters() if p.requires_grad]
-            shared = self.optimizer_factories[name] is self.optimizer_factories["actor"]
-            key = "model.actor_optimizer" if shared else f"model.{name}_optimizer"
+            key = self.optimizer_key(name)
             with naming(key):
-                optimizer = self.optimizer_factories[name](weights)
+                optimizer = self.optimizer_factories[name](self.weights(name))
             if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
                 text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
                 warnings.warn(text, ConfigWarning, stacklevel=1)
@@ -202,6 +202,15 @@ class ReasonModule(LightningModule):
                 entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
+
+    def weights(self, network: str) -> list[nn.Parameter]:
+        """What the optimizer of a network trains, in its order."""
+        return [p for p in getattr(self, network).parameters() if p.requires_grad]
+
+    def optimizer_key(self, network: str) -> str:
+        """The key that the optimizer of a network is configured at."""
+        shared = self.optimizer_factories[network] is self.optimizer_factories["actor"]
+        return "model.actor_optimizer" if shared else f"model.{network}_optimizer"
 
     def _steps(self, network: str) -> int:
         """Steps that the schedule of a network takes in the whole run; 0 if that is not known."""
@@ -452,8 +461,13 @@ class ReasonModule(LightningModule):
                 del state[key]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the rollout counter and what has trained, after a look at the weights."""
+        """Restores the rollout counter and what has trained, after a look at what is there."""
+        trainer = self._trainer  # none where Lightning's `load_from_checkpoint` reads the file
+        continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        require_parts(checkpoint, getattr(trainer, "datamodule", None), continues)
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
         check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
-        self.policy_version = checkpoint.get("policy_version", 0)
+        if continues:
+            check_moments(self, checkpoint["optimizer_states"])
+        self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         self.stepped = set(checkpoint.get("stepped", self.trained))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import yaml
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, naming
 from lit_reason.given import leaves
 
 Changes = dict[str, tuple[str, str]]  # key -> (earlier value, present value)
@@ -26,8 +30,20 @@ def changes(earlier: str, present: str) -> Changes:
     Example:
         >>> changes("data: {seed: 1, group_size: 2}", "data: {seed: 1, group_size: 4}")
         {'data.group_size': ('2', '4')}
+
+    Raises:
+        ConfigError: The earlier text is no configuration.
     """
-    old, new = (dict(leaves("", yaml.safe_load(text))) for text in (earlier, present))
+    try:
+        before = yaml.safe_load(earlier)
+    except yaml.YAMLError:
+        before = None
+    if not isinstance(before, dict):
+        raise ConfigError(
+            "ckpt_path: the configuration that it holds is no YAML; take another of "
+            "RUN_DIR/checkpoints"
+        )
+    old, new = (dict(leaves("", content)) for content in (before, yaml.safe_load(present)))
     return {
         key: (old.get(key, "unset"), new.get(key, "unset"))
         for key in sorted({*old, *new})
@@ -52,6 +68,44 @@ def check_changes(changed: Changes) -> None:
                 )
 
 
+def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes) -> None:
+    """Refuses settings of an optimizer that need a state which the checkpoint does not hold.
+
+    One step of the smallest weight that has a state, on a copy, as only the optimizer knows what it
+    will look for.
+
+    Args:
+        module: With its networks built.
+        states: Of the optimizers, as the checkpoint holds them.
+        changed: Of the whole configuration.
+
+    Raises:
+        ConfigError: The first such setting.
+    """
+    for network, saved in zip(module.trained, states, strict=False):
+        mine = _below(changed, module.optimizer_key(network))
+        weights = module.weights(network)
+        held = {i: s for i, s in saved["state"].items() if s and isinstance(i, int)}
+        if not mine or not held:
+            continue
+        first = min(held, key=lambda i: weights[i].numel())
+        weight = nn.Parameter(torch.zeros(weights[first].shape, dtype=weights[first].dtype))
+        weight.grad = torch.zeros_like(weight)
+        optimizer = module.optimizer_factories[network]([weight])
+        for group in optimizer.param_groups:  # of another device than this copy's
+            group.update({k: False for k in ("fused", "capturable") if group.get(k)})
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": {0: dict(held[first])}, "param_groups": groups})
+        try:
+            optimizer.step()
+        except KeyError as error:
+            key, (old, new) = next(iter(mine.items()))
+            raise ConfigError(
+                f"{key}={new}: needs {error}, which the checkpoint of a run with {old} does not "
+                f"hold; set it to {old}, or start a new run from an exported policy"
+            ) from error
+
+
 def apply_changes(module: Any, changed: Changes) -> None:
     """Gives optimizers and schedules their new settings, which Lightning restores from the file.
 
@@ -59,44 +113,61 @@ def apply_changes(module: Any, changed: Changes) -> None:
         module: With optimizers and schedules restored.
         changed: Of the whole configuration; keys of other parts act without help.
     """
-    for number, network in enumerate(module.trained):
-        factory = module.optimizer_factories[network]
-        shared = factory is module.optimizer_factories["actor"]
-        names = _names(changed, f"model.{'actor' if shared else network}_optimizer.")
-        fresh = factory([nn.Parameter(torch.zeros(1))])
-        optimizer = module.trainer.optimizers[number]
-        for name in names & set(fresh.param_groups[0]):
-            for group in optimizer.param_groups:
-                _set(group, name, fresh.param_groups[0][name])
-        _apply_to_schedule(module, network, optimizer, fresh, changed)
+    for optimizer, network in zip(module.trainer.optimizers, module.trained, strict=True):
+        of_schedule = f"model.{network}_scheduler"
+        if not _below(changed, module.optimizer_key(network)) and not _below(changed, of_schedule):
+            continue
+        fresh = module.optimizer_factories[network](module.weights(network))
+        renew(optimizer, fresh)
+        for config in module.trainer.lr_scheduler_configs:
+            if config.scheduler.optimizer is optimizer:
+                factory = module.scheduler_factories[network]
+                with naming(of_schedule):
+                    config.scheduler = replay(factory, optimizer, steps_of(config.scheduler))
 
 
-def _names(changed: Changes, prefix: str) -> set[str]:
-    """The last part of the changed keys below a prefix."""
-    return {k.removeprefix(prefix).split(".")[0] for k in changed if k.startswith(prefix)}
+def renew(optimizer: Optimizer, fresh: Optimizer) -> None:
+    """Gives an optimizer the settings of another over the same weights, and leaves it its state.
+
+    Args:
+        optimizer: The one to change.
+        fresh: As a new run would build it, before a schedule.
+    """
+    for group, new in zip(optimizer.param_groups, fresh.param_groups, strict=True):
+        weights = group["params"]
+        group.clear()  # also of what the earlier schedule noted
+        group.update({**new, "params": weights})
+    # torch moves the step counts to where `fused` and `capturable` look for them
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
-def _set(group: dict[str, Any], name: str, value: Any) -> None:
-    if name != "lr":
-        group[name] = value
-        return
-    start = group.get("initial_lr", group["lr"])
-    # as far along its schedule as it was
-    group["lr"] = group["lr"] * value / start if start else value
-    if "initial_lr" in group:
-        group["initial_lr"] = value
+def replay(
+    factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer, steps: int
+) -> LRScheduler:
+    """A schedule that stands where one from the start of the run would stand.
+
+    Most schedules make the next rate from the present one, so that new settings alone would go on
+    from the rate that the old ones had led to.
+
+    Args:
+        factory: Builds the schedule.
+        optimizer: With the rates before any schedule; it gets those of the schedule.
+        steps: Those the run has taken.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of steps of the schedule before any of the optimizer
+        schedule = factory(optimizer)
+        for _ in range(steps):
+            schedule.step()
+    return schedule
 
 
-def _apply_to_schedule(
-    module: Any, network: str, optimizer: Any, fresh: Any, changed: Changes
-) -> None:
-    factory = module.scheduler_factories[network]
-    scheduled = [c.scheduler for c in module.trainer.lr_scheduler_configs]
-    mine = [s for s in scheduled if s.optimizer is optimizer]
-    if factory is None or not mine:
-        return
-    (schedule,) = mine
-    schedule.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-    pattern = factory(fresh)
-    for name in _names(changed, f"model.{network}_scheduler."):
-        setattr(schedule, name, getattr(pattern, name))
+def steps_of(schedule: Any) -> int:
+    """Steps that a schedule has taken; a `ChainedScheduler` does not count, its parts do."""
+    counted = schedule if hasattr(schedule, "last_epoch") else schedule._schedulers[0]
+    return int(counted.last_epoch)
+
+
+def _below(changed: Changes, key: str) -> Changes:
+    """The changes below a key."""
+    return {k: v for k, v in changed.items() if k.startswith(f"{key}.")}

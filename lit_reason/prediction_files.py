@@ -104,7 +104,7 @@ def _read(path: Path) -> list[Row]:
 def _row(place: str, line: str) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not a JSON object") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{place}: not a JSON object")

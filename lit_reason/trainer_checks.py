@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 from lit_reason.sharding import FSDP2, NAME
 
@@ -125,6 +128,23 @@ def check_strategy(trainer: Any) -> None:
         )
 
 
+def _check_time(limit: Any) -> None:
+    """Refuses a limit of time that Lightning cannot read, or that has passed at the start."""
+    if limit is None:
+        return
+    try:
+        left = Timer(limit).time_remaining()
+    except (TypeError, ValueError, OverflowError, MisconfigurationException) as error:
+        raise ConfigError(
+            f"trainer.max_time={limit}: is no time; write DD:HH:MM:SS, as 00:12:00:00, or null"
+        ) from error
+    if left is not None and left <= 0:
+        raise ConfigError(
+            f"trainer.max_time={limit}: nothing would be trained; raise it, or run `validate` "
+            "instead"
+        )
+
+
 def check_length(trainer: Any, batches_per_epoch: int) -> None:
     """Refuses runs that train on nothing, and evaluations that never come.
 
@@ -140,6 +160,7 @@ def check_length(trainer: Any, batches_per_epoch: int) -> None:
             raise ConfigError(
                 f"trainer.{key}=0: nothing would be trained; raise it, or run `validate` instead"
             )
+    _check_time(trainer.get("max_time"))
     for key in ("check_val_every_n_epoch", "log_every_n_steps"):
         value = trainer.get(key)
         if value is not None and value < 1:

@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.report.comparison import write_comparison
 from lit_reason.report.curves import Curve, curve_of, read_curves, write_curves
 from lit_reason.report.history import Run, read_run
@@ -36,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         curves = [curve for row in given.rows for curve in curves_of(row, given.metric)]
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(2)
     table = tabulate(curves, given.metric)
     files = write_comparison(table, curves, given.out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.report.critic import draw_critic, read_curves
 from lit_reason.report.critic_page import write_critic_page
 from lit_reason.report.history import read_run
@@ -26,7 +26,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         run, rows = read_run(given.run_dir), read_curves(given.run_dir)
     except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {printable(str(error))}\n")
     out = given.out or given.run_dir
     out.mkdir(parents=True, exist_ok=True)
     draw_critic(run, rows, out / "critic.png")

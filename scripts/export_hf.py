@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.export import save_policy
+from lit_reason.given import read_config
 from lit_reason.lora import save_adapters
 from lit_reason.model_card import model_card
 from lit_reason.networks import base_weights
@@ -44,7 +44,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         export(given.checkpoint, given.out, given.config, given.adapters)
     except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {printable(str(error))}\n")
     print(given.out)
 
 
@@ -66,8 +66,8 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the configuration of the run as --config")
     weights, notes, rollouts = actor_weights(checkpoint)
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    backbone = build_backbone(settings)
+    settings = read_config(str(config))
+    backbone = build_backbone(settings, config)
     actor = backbone.actor()
     check_notes(str(checkpoint), notes, backbone.describe())
     try:
@@ -93,16 +93,41 @@ def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
     if not checkpoint.is_file():
         raise ConfigError(f"{checkpoint}: no such checkpoint")
     saved = Checkpoints().load_checkpoint(checkpoint, map_location="cpu")
-    state = saved["state_dict"]
-    weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
-    if not weights:
+    state = saved.get("state_dict") if isinstance(saved, dict) else None
+    named = state if isinstance(state, dict) else {}
+    weights = {k.removeprefix(PREFIX): v for k, v in named.items() if str(k).startswith(PREFIX)}
+    if not weights or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
         raise ConfigError(f"{checkpoint}: holds no policy; is it a checkpoint of `fit`?")
+    if broken := next((n for n, w in weights.items() if not bool(w.isfinite().all())), None):
+        raise ConfigError(
+            f"{checkpoint}: holds weights that are not finite, the first in {broken}; take an "
+            "earlier one of RUN_DIR/checkpoints"
+        )
     return weights, saved.get("adapters", {}), saved.get("policy_version", 0)
 
 
-def build_backbone(config: dict[str, Any]) -> Any:
-    """The backbone of a run; where its critic came from does not matter here."""
-    return build(config["model"]["backbone"])
+def build_backbone(settings: dict[str, Any], config: Path) -> Any:
+    """The backbone of a run; where its critic came from does not matter here.
+
+    Args:
+        settings: Configuration of the run.
+        config: Its file, for messages.
+    """
+    model = settings.get("model")
+    chosen = model.get("backbone") if isinstance(model, dict) else None
+    if not isinstance(chosen, dict) or not isinstance(chosen.get("class_path"), str):
+        raise ConfigError(
+            f"{config}: names no class as model.backbone; give RUN_DIR/config.yaml of the run"
+        )
+    try:
+        return build(chosen)
+    except ConfigError:
+        raise
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{config}: model.backbone={chosen['class_path']}: cannot be built ({error}); give "
+            "RUN_DIR/config.yaml of the run"
+        ) from error
 
 
 def build(chosen: Any) -> Any:
@@ -110,7 +135,7 @@ def build(chosen: Any) -> Any:
     if not isinstance(chosen, dict) or "class_path" not in chosen:
         return chosen
     module, name = chosen["class_path"].rsplit(".", 1)
-    arguments = chosen.get("init_args", {})
+    arguments = chosen.get("init_args") or {}
     return getattr(import_module(module), name)(
         **{k: build(v) for k, v in arguments.items() if k != "critic_init"}
     )

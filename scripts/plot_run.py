@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.report.history import read_run
 from lit_reason.report.page import write_page
 from lit_reason.report.plot import draw
@@ -25,7 +25,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         runs = [read_run(folder) for folder in given.run_dirs]
     except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {printable(str(error))}\n")
     out = given.out or given.run_dirs[0]
     out.mkdir(parents=True, exist_ok=True)
     draw(runs, out / "report.png")

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.prediction_files import Row, read_predictions, what_is_missing
 from lit_reason.rescoring import changes, judge_again, measure
 
@@ -43,7 +43,7 @@ def main(args: list[str] | None = None) -> None:
         verdicts, classes, k = judge_again(rows, given.answer_format)
         values = measure(rows, verdicts, classes, k, given.pass_k)
     except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {printable(str(error))}\n")
     changed = changes(rows, verdicts)
     if given.output is not None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in changed]

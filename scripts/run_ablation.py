@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TimeElapsedColumn
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
 from lit_reason.report.comparison import write_comparison
@@ -42,7 +42,7 @@ def main(args: list[str] | None = None) -> None:
         results = list(ablation.finished().values()) if given.collect else run(ablation, given.jobs)
         report(ablation, results, given.sweep.parent / "papers.json")
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(2)
     if any(result.status == "failed" for result in results):
         sys.exit(1)

@@ -90,6 +90,7 @@ FLAGS = [
     ("--callbacks=ValueWarmup", r"callbacks=ValueWarmup: .*write callbacks\.NAME=ValueWarmup"),
     ("--model.advantage=[GAE]", r"model\.advantage=\[GAE\]: names no class; choose one of GAE, Gr"),
     ("--data.sampling=3", r"data\.sampling=3: expected settings .* data\.sampling\.temperature"),
+    ("--model.critic_scheduler={}", r"model\.critic_scheduler=\{\}: names no class; .*LinearLR"),
     ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be 0 or at lea"),
     # runs that train on nothing
     ("--trainer.max_epochs=0", r"trainer\.max_epochs=0: nothing would be trained; .*`validate`"),
@@ -105,6 +106,9 @@ FLAGS = [
     ("--model.kl_in_reward=-0.1", r"model\.kl_in_reward=-0\.1: must be finite and at least 0"),
     ("--model.terms.positive_lm.coef=-1", r"model\.terms\.positive_lm\.coef=-1\.0: must be above"),
     # the Trainer
+    ("--trainer.max_time=0", r"trainer\.max_time=0: is no time; write DD:HH:MM:SS, as 00:12:00:00"),
+    ("--trainer.max_time=00:00:00:00", r"trainer\.max_time=00:00:00:00: nothing would be trained"),
+    ("--trainer.max_time={hours: -1}", r"trainer\.max_time=.*hours.*: nothing would be trained"),
     ("--trainer.precision=bf16-true", r"trainer\.precision=bf16-true: .*32-true or bf16-mixed"),
     ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
     ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
@@ -176,6 +180,14 @@ FILES = [
     ("model: {advantage: [GAE]}", r"model\.advantage=\['GAE'\]: names no class; choose one of"),
     ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
     ("model: {backbone: null}", r"model\.backbone: not set"),
+    ("data: {sampling: 1.5}", r"data\.sampling=1\.5: expected settings .*sampling\.temperature"),
+    ("model: {update: [1]}", r"model\.update=\[1\]: expected settings .* model\.update\.epochs"),
+    ("model: {update: true}", r"model\.update=True: expected settings of their own"),
+    ("data: 3", r"data=3: expected settings of their own, for example data\.task"),
+    ("model: []", r"model=\[\]: expected settings of their own, for example model\.backbone"),
+    ("trainer: 3", r"trainer=3: expected settings of their own, for example trainer\."),
+    ("model: {critic_scheduler: {}}", r"critic_scheduler=\{\}: names no class; .*LinearLR"),
+    ("model: {critic_optimizer: {}}", r"critic_optimizer=\{\}: names no class; .*torch\.optim"),
     ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
     ("model: {a: [1\n  b: }", r"config=overlay\.yaml: not valid YAML in line 2"),
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
@@ -451,7 +463,7 @@ class Phase(Callback):
 
 class Unsaved(Callback):
     def state_dict(self):
-        raise RuntimeError("no\\nstate")
+        raise RuntimeError("no\\nstate\\x1b[2J")
 
 class Everything(ClippedSurrogate):
     def mask(self, experience):
@@ -530,7 +542,7 @@ PARTS = [
     ("callbacks.x=Padding", r"callbacks: loss_mask counts padding in the edited rollout"),
     ("callbacks.x=Unknown", r"callbacks: rewards are not finite in the edited rollout"),
     ("callbacks.x=Phase", r"callbacks: phase='foo': choose joint or value_warmup"),
-    ("callbacks.x=Unsaved", r"callbacks\.x\.state_dict: RuntimeError: no state \(at my_bugs\.py"),
+    ("callbacks.x=Unsaved", r"callbacks\.x\.state_dict: RuntimeError: no state\\x1b\[2J \(at my"),
     ("model.terms.x=Everything", r"model\.terms\.x=Everything: its mask counts \d+ positions"),
     ("model.policy=Detached", r"model\.policy=Detached: the loss has no gradient; compute it from"),
     ("model.policy.aggregation=Negative", r"aggregation=Negative: its count is -\d+.*above 0"),

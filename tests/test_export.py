@@ -112,3 +112,39 @@ def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "notes.txt").write_text("mine")
     assert "not empty" in refused(capsys, checkpoint, tmp_path / "policy")
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [1], torch.ones(2), {"state_dict": {"actor.x": 1}}])
+def test_a_file_of_something_else_is_refused(content, checkpoint, tmp_path, capsys):
+    torch.save(content, checkpoint)
+    assert "holds no policy" in refused(capsys, checkpoint, tmp_path / "policy")
+
+
+def test_weights_that_are_not_finite_are_not_exported(checkpoint, tmp_path, capsys):
+    saved = torch.load(checkpoint, weights_only=True)
+    saved["state_dict"]["actor.model.norm.weight"][0] = torch.nan
+    torch.save(saved, checkpoint)
+    error = refused(capsys, checkpoint, tmp_path / "policy")
+    assert "not finite, the first in model.norm.weight" in error
+    assert not (tmp_path / "policy").exists()
+
+
+CONFIGS = {
+    "": "is empty",
+    "- 1": "holds a list",
+    "data: {}": "names no class as model.backbone",
+    "model: 3": "names no class as model.backbone",
+    "model: {backbone: null}": "names no class as model.backbone",
+    "model: {backbone: {class_path: 3}}": "names no class as model.backbone",
+    "model: {backbone: {class_path: Scratch}}": "cannot be built",
+    "model: {backbone: {class_path: lit_reason.Nothing}}": "cannot be built",
+    "model: {backbone: {class_path: lit_reason.backbones.Scratch, init_args: {a: 1}}}": "built",
+    "model: [": "not valid YAML",
+}
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_a_configuration_of_no_run_is_one_line(text, checkpoint, tmp_path, capsys):
+    (tmp_path / "other.yaml").write_text(text)
+    given = checkpoint, tmp_path / "policy", "--config", tmp_path / "other.yaml"
+    assert CONFIGS[text] in refused(capsys, *given)

@@ -40,6 +40,15 @@ def keys():
     return [n for n in names if n.split(".")[-1] not in ELSEWHERE]
 
 
+def overlay(folder, key, value):
+    """The flag of a file that holds one setting."""
+    *sections, name = key.split(".")
+    path = Path(folder) / f"{key}.yaml"
+    opened = "".join(f"{section}: {{" for section in sections)
+    path.write_text(f"{opened}{name}: {value}{'}' * len(sections)}\n", encoding="utf-8")
+    return f"--config={path}"
+
+
 @pytest.fixture
 def no_model(monkeypatch):
     def build(*_, **__):
@@ -60,12 +69,19 @@ def test_odd_values_are_one_line_or_a_run(capsys):
     assert len(known) > 60
 
     @settings(max_examples=12, **FEW)
-    @given(st.dictionaries(st.sampled_from(known), st.sampled_from(ODD), min_size=1, max_size=2))
-    def check(values):
-        flags = [f"--{key}={value}" for key, value in values.items()]
+    @given(
+        st.dictionaries(st.sampled_from(known), st.sampled_from(ODD), min_size=1, max_size=2),
+        st.booleans(),
+    )
+    def check(values, from_files):
         os.environ.pop("PL_GLOBAL_SEED", None)
-        with tempfile.TemporaryDirectory() as folder, pytest.raises((SystemExit, Loaded)) as stop:
-            main(["fit", *tiny("vapo"), *SMALL, *flags, f"--run_dir={folder}/run"])
+        with tempfile.TemporaryDirectory() as folder:
+            if from_files:
+                flags = [overlay(folder, *pair) for pair in values.items()]
+            else:
+                flags = [f"--{key}={value}" for key, value in values.items()]
+            with pytest.raises((SystemExit, Loaded)) as stop:
+                main(["fit", *tiny("vapo"), *SMALL, *flags, f"--run_dir={folder}/run"])
         error = capsys.readouterr().err
         if stop.type is SystemExit:
             assert stop.value.code == 2, flags

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lit_reason.callbacks.samples import COLUMNS
+from lit_reason.errors import ConfigError
 from lit_reason.jsonl import append_rows
 from lit_reason.loggers import MetricsFile
 from lit_reason.report.history import read_run
@@ -40,6 +41,15 @@ def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path):
         logger.save()
         assert steps(tmp_path) == list(range(step + 1))
     assert {p.name for p in tmp_path.iterdir()} == {"metrics.csv"}
+
+
+@pytest.mark.parametrize("added", [b"\xff\xfe\n", b"1" * 200_000 + b"\n"], ids=["bytes", "cell"])
+def test_a_file_that_is_not_as_the_run_wrote_it_is_one_line(tmp_path, added):
+    log(tmp_path, (0, {"reward": 1}))
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(path.read_bytes() + added)
+    with pytest.raises(ConfigError, match=r"metrics\.csv: is not as the run wrote it .*move it"):
+        log(tmp_path, (1, {"reward": 1}))
 
 
 @pytest.mark.parametrize("resumed", [0, 2, 3, 5])

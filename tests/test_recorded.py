@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_reason.callbacks import RolloutRecorder, ValuePretraining
+from lit_reason.callbacks import RolloutRecorder, SampleTable, ValuePretraining
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.fingerprint import fingerprint
+from lit_reason.jsonl import append_rows, read_rows
 from lit_reason.lora import LoRA
 from lit_reason.recorded import Recorded
 from lit_reason.rollout import HFEngine, Sampling
@@ -291,6 +292,30 @@ def test_a_damaged_file_is_refused_with_its_line_and_what_to_do(recorded, messag
         run(module_of(), data_of(engine=Recorded(str(path))), ValuePretraining(patience=None))
     assert message in str(caught.value)
     assert str(caught.value).endswith("record it again, or remove the line")
+
+
+def test_a_line_that_is_nested_too_deeply_is_refused_like_any_other(recorded):
+    path, _ = recorded
+    path.write_text(f"{path.read_text()}{'[' * 100_000}{']' * 100_000}\n")
+    with pytest.raises(ConfigError, match=r"line \d+ is no JSON: nested too deeply; record it"):
+        run(module_of(), data_of(engine=Recorded(str(path))), ValuePretraining(patience=None))
+
+
+def test_half_a_surrogate_pair_in_a_response_is_written_like_any_other_text(recorded):
+    """UTF-8 has no place for it, so that it would end the run where a file is written."""
+    path, _ = recorded
+    rows = list(read_rows(path))
+    for row in rows:
+        row["responses"] = [{**r, "text": "a\ud800"} for r in row["responses"]]
+    path.unlink()
+    append_rows(path, rows)
+    assert list(read_rows(path)) == rows
+    callbacks = ValuePretraining(patience=None), RolloutRecorder(), SampleTable(1)
+    data = data_of(engine=Recorded(str(path)))
+    run(module_of(), data, *callbacks, default_root_dir="again")
+    assert {s["response"] for s in read_rows(Path("again/samples.jsonl"))} == {"a\ud800"}
+    (again, *_) = read_rows(Path("again/rollouts.jsonl"))
+    assert again["responses"][0]["text"] == "a\ud800"
 
 
 @pytest.mark.parametrize("text", ["", '{"policy": "a", "prompt_ids": [1], "responses": []}\n'])

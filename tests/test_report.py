@@ -204,6 +204,28 @@ def test_empty_metrics_are_one_line(tmp_path, content, capsys):
     )
 
 
+def test_what_a_file_cannot_hold_does_not_stop_the_page(tmp_path):
+    """Half a surrogate pair, bytes that are no UTF-8, a place that is no number, deep nesting."""
+    folder = make_run(tmp_path / "run", samples=[sample(response="a\ud800", rollout={"a": 1})])
+    with (folder / "samples.jsonl").open("ab") as file:
+        file.write(b"\xff\n" + b"[" * 100_000 + b"\n")
+    with (folder / "metrics.csv").open("ab") as file:
+        file.write(b"\xff\n")
+    plot_run(folder)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "a\\ud800" in page
+    assert "Rollout {&#x27;a&#x27;: 1}: " in page
+
+
+def test_a_cell_beyond_any_number_is_one_line(tmp_path, capsys):
+    folder = make_run(tmp_path / "run")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("1" * 200_000 + "\n")
+    with pytest.raises(SystemExit):
+        plot_run(folder)
+    assert "metrics.csv: is not as a run writes it (field larger" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere: not a run folder, it holds no metrics\.csv"):
         read_run(tmp_path / "nowhere")

@@ -304,6 +304,13 @@ def test_a_reward_model_scores_prompt_and_response_in_batches_of_any_size(tmp_pa
     assert abs(want[0] - want[1]) > 1e-3
 
 
+def test_half_a_surrogate_pair_in_a_response_is_scored(tmp_path):
+    """Tokenizers take nothing that UTF-8 has no place for."""
+    term = model_of(saved(tmp_path / "rm"))
+    (score,) = term(PLAIN, [Response((1, 2), "2\ud800", False)], [])
+    assert score is not None
+
+
 def test_a_chat_goes_through_the_models_own_template(tmp_path):
     folder = saved(tmp_path / "rm", template=TEMPLATE)
     want = expected(folder, "(1+1=)1+1=2", "(1+1=)3")

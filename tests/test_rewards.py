@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -306,6 +307,11 @@ class ReturnsTokens(Returns):
     per_token = True
 
 
+class SizeAlone:
+    def __len__(self):
+        return 2
+
+
 @pytest.mark.parametrize(
     ("term", "message"),
     [
@@ -321,6 +327,17 @@ class ReturnsTokens(Returns):
         (Returns({0.0, 1.0}), r"returned \{0.0, 1.0\}, expected one value"),
         (Returns([1.0, math.nan]), "returned nan; rewards must be finite"),
         (Returns([1.0, math.inf]), "returned inf; rewards must be finite"),
+        (
+            Returns(torch.tensor([1.0, 0.0]).mean()),
+            r"returned tensor\(0.5000\), expected one value",
+        ),
+        (Returns(np.array(0.5)), r"returned array\(0.5\), expected one value"),
+        (Returns(SizeAlone()), "returned <.*SizeAlone object at .*, expected one value"),
+        (Returns(10**5000), "returned int, expected one value"),
+        (Returns([10**400, 10**5000]), "returned inf; rewards must be finite"),
+        (Returns([1.0, 2j]), "returned 2j, expected a number"),
+        (Returns(torch.ones(2, 2)), r"returned tensor\(\[1., 1.\]\), expected a number"),
+        (ReturnsTokens(torch.ones(2)), r"returned tensor\(1.\), expected one value for each of a"),
         (ReturnsTokens([[1.0, 1.0, 1.0]]), "returned 1 values for 2 responses"),
         (ReturnsTokens([[1.0], [1.0]]), "returned 1 values for a response of 3 tokens"),
         (ReturnsTokens([[1.0, 1.0, math.nan], [1.0] * 3]), "returned nan; rewards must be finite"),

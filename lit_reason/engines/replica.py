@@ -60,7 +60,7 @@ class Replica:
             ) from error
         try:
             return json.loads(said) if said else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{KEY}={self.url}: answers {said[:40]!r} to {request.selector}, which is no JSON; "
                 f"give the address of a vLLM server, started with `{START}`"

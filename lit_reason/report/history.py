@@ -65,13 +65,16 @@ def read_run(folder: Path) -> Run:
     """Reads a run folder.
 
     Raises:
-        ConfigError: It holds no `metrics.csv`, or one without a row.
+        ConfigError: It holds no `metrics.csv`, or one without a row, or no table.
     """
     path = folder / "metrics.csv"
     if not path.is_file():
         raise ConfigError(f"{folder}: not a run folder, it holds no metrics.csv")
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = list(csv.DictReader(file))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is not as a run writes it ({error}); repair it") from error
     series = collect(rows)
     if not series:
         raise ConfigError(f"{path}: holds no metrics yet; wait for the first rollout to finish")
@@ -113,14 +116,14 @@ def _number(cell: Any) -> float | None:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Reads `samples.jsonl`; no file is no samples, and a half-written last line is left out."""
+    """Reads `samples.jsonl`; no file is no samples, and a line that is no JSON is left out."""
     if not path.is_file():
         return []
     samples = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             sample = json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             continue
         if isinstance(sample, dict):
             samples.append(sample)

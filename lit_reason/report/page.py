@@ -75,6 +75,7 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         f'<meta name="viewport" content="width=device-width">\n<style>{CSS}</style></head>\n'
         f"<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n",
         encoding="utf-8",
+        errors="backslashreplace",  # of half a surrogate pair
     )
 
 
@@ -109,11 +110,11 @@ def _responses(run: Run, named: bool) -> str:
         return (
             f"{heading}<p>{escape(run.name)}: no samples; the callback SampleTable writes them.</p>"
         )
-    tables: dict[Any, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
     for sample in run.samples:
-        tables.setdefault(sample.get("rollout"), []).append(sample)
+        tables.setdefault(str(sample.get("rollout")), []).append(sample)
     parts = [
-        f"<details{' open' if i == 0 else ''}><summary>Rollout {escape(str(rollout))}: "
+        f"<details{' open' if i == 0 else ''}><summary>Rollout {escape(rollout)}: "
         f"{sum(_is_right(s) for s in samples)} of {len(samples)} right</summary>"
         f"{''.join(_response(s) for s in samples)}</details>"
         for i, (rollout, samples) in enumerate(reversed(tables.items()))

@@ -90,6 +90,7 @@ class RewardModel(Reward):
         return scores
 
     def _encode(self, prompt: Prompt, response: str) -> list[int]:
+        response = response.encode(errors="replace").decode()  # no half of a surrogate pair
         if prompt.messages is None or self.tokenizer.chat_template is None:
             return self.tokenizer(prompt.text + response)["input_ids"]
         turns = [*prompt.messages, {"role": "assistant", "content": response}]
