@@ -130,7 +130,15 @@ def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
         reinforcement: The run counts rollouts and evaluates held-out problems.
     """
     name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
-    kept = [ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)]
+    kept = [
+        ModelCheckpoint(
+            filename=name,
+            auto_insert_metric_name=False,
+            save_last=True,
+            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
+            enable_version_counter=False,
+        )
+    ]
     if reinforcement:
         kept.append(BestCheckpoint())
     return kept
@@ -149,6 +157,7 @@ class BestCheckpoint(ModelCheckpoint):
             monitor="val/accuracy",
             mode="max",
             save_on_train_epoch_end=False,
+            enable_version_counter=False,
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

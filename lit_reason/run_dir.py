@@ -87,10 +87,24 @@ def give_back() -> None:
             Path(chosen).rmdir()
 
 
+def newest_checkpoint(run_dir: str) -> Path | None:
+    """What a run continues from: its newest last.ckpt, or else the newest of the others.
+
+    Args:
+        run_dir: The folder of the run.
+    """
+    folder = Path(run_dir, "checkpoints")
+    for pattern in ("last*.ckpt", "*.ckpt"):
+        found = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime)
+    return None
+
+
 def _holds_a_run(run_dir: str) -> ConfigError:
-    last = Path(run_dir, "checkpoints", "last.ckpt")
-    if last.exists():
-        hint = f"continue it with --ckpt_path={last}"
+    newest = newest_checkpoint(run_dir)
+    if newest is not None:
+        hint = f"continue it with --ckpt_path={newest}"
     else:
         hint = "remove the folder: it holds no checkpoint to continue from"
     return ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -112,6 +113,8 @@ class StopSignals(Callback):
             return
         exception.run_dir = trainer.default_root_dir
         exception.checkpoint = Path(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
+        # a callback that counts versions would leave a file alone that it does not know as its own
+        kept.last_model_path = os.path.join(kept.dirpath, exception.checkpoint.name)
         exception.rollouts = self.rollout
         trainer.save_checkpoint(exception.checkpoint)
 

@@ -1,6 +1,7 @@
 """Resumption: a run that was stopped or killed ends as if it had not been, bit for bit."""
 
 import csv
+import os
 import re
 import resource
 import shutil
@@ -53,6 +54,10 @@ class Generating(Callback):
     def on_stage(self, trainer, stage):
         if trainer.lightning_module.policy_version == 3 and stage == "scoring":
             os.kill(os.getpid(), signal.SIGINT)
+
+class First(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 class Twice(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -218,6 +223,43 @@ def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
     assert stop.value.code == 143
     assert "stopped by SIGTERM, without a new checkpoint" in capsys.readouterr().err
     assert not list(Path().rglob("*.ckpt"))
+
+
+def versions(folder="run"):
+    """Rollouts that each checkpoint holds."""
+    return {
+        path.name: torch.load(path, weights_only=True)["policy_version"]
+        for path in Path(folder, "checkpoints").iterdir()
+        if not path.name.startswith("best_")
+    }
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_the_last_checkpoint_is_the_newest_whatever_a_run_continues_from():
+    """Lightning counts versions of a file that the continued run does not know as its own."""
+    with pytest.raises(SystemExit):
+        fit(*GRPO, "--callbacks.x=callback_that_dies.First")
+    assert versions() == {"last.ckpt": 1}
+    fit(*GRPO, "--ckpt_path=run/checkpoints/last.ckpt")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    shutil.copytree("run", "copy")
+    fit(*GRPO, "--trainer.max_epochs=2", "--ckpt_path=last", run_dir="copy")
+    assert versions("copy")["last.ckpt"] == 4
+    assert "last-v1.ckpt" not in versions("copy")
+    (best,) = Path("run/checkpoints").glob("best_*.ckpt")
+    fit(*GRPO, "--trainer.max_epochs=2", f"--ckpt_path={best}")
+    assert versions()["last.ckpt"] == 4
+    assert "last-v1.ckpt" not in versions()
+
+
+def test_a_folder_without_a_last_checkpoint_names_the_newest_of_the_others(copied, capsys):
+    copied.unlink()
+    newest = "run/checkpoints/rollout_00002.ckpt"
+    os.utime(newest)
+    hint = re.escape(f"continue it with --ckpt_path={newest}")
+    assert re.search(hint, fails(capsys, "fit", *GRPO, "--run_dir=run"))
+    line = resumed(capsys, *GRPO, "--ckpt_path=last")
+    assert f"run_dir=run holds no last.ckpt; the newest is --ckpt_path={newest}" in line
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(capsys):
