@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import PARTIAL, replacing
+from lit_reason.files import PARTIAL, save_tensors
 
 
 class Checkpoints(TorchCheckpointIO):
@@ -38,12 +37,7 @@ class Checkpoints(TorchCheckpointIO):
             return
         for left in Path(path).parent.glob(f".*.ckpt{PARTIAL}"):  # by a run that was killed
             left.unlink(missing_ok=True)
-        with replacing(Path(path)) as partial, partial.open("wb") as file:
-            writer: Any = _Remembering(file)
-            try:
-                torch.save(checkpoint, writer)
-            except RuntimeError as error:  # torch hides what the file said
-                raise writer.error or error from error
+        save_tensors(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = None
@@ -101,26 +95,6 @@ def check_whole(path: Path) -> None:
             f"ckpt_path={path}: {damaged} is not as it was written, the file was damaged or "
             "changed; take another of RUN_DIR/checkpoints"
         )
-
-
-class _Remembering:
-    """A file that keeps the error of a failed write."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Writes, and keeps what went wrong."""
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        """As of the file."""
-        self.file.flush()
 
 
 def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import replacing
+from lit_reason.files import write_text
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 CONFIG = "config.yaml"
@@ -66,17 +66,21 @@ def claim(run_dir: str, config: str, resumed: bool) -> None:
 
     Raises:
         ConfigError: Another run has claimed the folder meanwhile.
+        OSError: The disk is full; the folder is as it was.
     """
-    Path(run_dir).mkdir(parents=True, exist_ok=True)
-    if resumed:
-        with replacing(Path(run_dir, CONFIG)) as partial:
-            partial.write_text(config, encoding="utf-8")
-        return
+    path = Path(run_dir, CONFIG)
+    if not resumed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch(exist_ok=False)  # of two runs that start now one takes the folder
+        except FileExistsError as error:
+            raise _holds_a_run(run_dir) from error
     try:
-        with Path(run_dir, CONFIG).open("x", encoding="utf-8") as file:
-            file.write(config)
-    except FileExistsError as error:
-        raise _holds_a_run(run_dir) from error
+        write_text(path, config)
+    except OSError:
+        if not resumed:  # nothing is there that would have to be continued
+            path.unlink(missing_ok=True)
+        raise
 
 
 def give_back() -> None:

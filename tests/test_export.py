@@ -9,6 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lit_reason.backbones import Scratch
+from tests.conftest import full_disk
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "export_hf.py")
 BACKBONE = {"alphabet": "0123456789+=", "hidden_size": 32, "layers": 1, "heads": 1}
@@ -112,3 +113,17 @@ def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "notes.txt").write_text("mine")
     assert "not empty" in refused(capsys, checkpoint, tmp_path / "policy")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_stays_free(checkpoint, tmp_path, capsys):
+    out = tmp_path / "policy"
+    with full_disk(10_000):
+        error = refused(capsys, checkpoint, out)
+    assert f"error: {out}: cannot be written (File too large); make room" in error
+    assert not out.exists()
+    (tmp_path / "file").touch()
+    error = refused(capsys, checkpoint, tmp_path / "file" / "policy")
+    assert "cannot be written (Not a directory); choose a place that can be" in error
+    (out / ".partial").mkdir(parents=True)  # of an export that was killed
+    export_hf(checkpoint, out)
+    assert not (out / ".partial").exists()

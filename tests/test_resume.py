@@ -3,7 +3,6 @@
 import csv
 import os
 import re
-import resource
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
-from tests.conftest import SMALL, fails, fit, tiny
+from tests.conftest import SMALL, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
 
@@ -365,13 +364,9 @@ def test_a_checkpoint_that_was_changed_is_one_line_and_nothing_of_it_runs(change
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint_whole(copied, capsys):
-    """A limit on the size of files is, to the writer, a disk without room for them."""
-    before, limits = copied.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
-    try:
+    before = copied.read_bytes()
+    with full_disk(len(before) // 2):
         line = resumed(capsys, *GRPO, f"--ckpt_path={copied}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert re.search(r"\w+_00004\.ckpt: cannot be written \(File too large\); make room", line)
     assert copied.read_bytes() == before
     assert not [p for p in Path().rglob("*") if "partial" in p.name]
