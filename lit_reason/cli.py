@@ -326,9 +326,9 @@ class ReasonCLI(LightningCLI):
 
     def _first(self) -> list[Callback]:
         """What must know of an update, or of an error, before any other callback acts on it."""
-        reinforced = self.subcommand == "fit" and self.model_class is ReasonModule
+        stops = [StopSignals(self.model_class is ColdStart)] if self.subcommand == "fit" else []
         dry = [Stopwatch()] if self._get(self.config, "dry_run") else []
-        return [PeerWatch(), *([StopSignals()] if reinforced else []), *dry]
+        return [PeerWatch(), *stops, *dry]
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
@@ -453,6 +453,7 @@ def quiet_lightning() -> None:
         r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
         r".*LightningCLI's args parameter is intended.*",
         r".*Couldn't infer the batch indices.*",  # predictions carry their own
+        r".*your dataloader is not resumable.*",  # the data module keeps the place
         r"[\s\S]*was deprecated in v4",  # jsonargparse calls inside Lightning
         r"[\s\S]*only one JsonargparseDeprecationWarning",
     ):

@@ -27,8 +27,8 @@ class Stopped(BaseException):
     def __init__(self, number: int, at_once: bool = False) -> None:
         super().__init__(number)
         self.number, self.at_once = number, at_once
-        self.run_dir, self.checkpoint = "", Path()
-        self.rollouts = 0
+        self.checkpoint = Path()
+        self.done = self.command = ""  # what the checkpoint holds, and what continues from it
 
     @property
     def exit_status(self) -> int:
@@ -40,10 +40,7 @@ class Stopped(BaseException):
         name = signal.Signals(self.number).name
         if not self.checkpoint.name:
             return f"stopped by {name}, without a new checkpoint"
-        return (
-            f"stopped by {name} after {self.rollouts} rollouts; continue with: python -m lit_reason"
-            f" fit --config {self.run_dir}/config.yaml --ckpt_path {self.checkpoint}"
-        )
+        return f"stopped by {name} after {self.done}; continue with: {self.command}"
 
 
 class StopSignals(Callback):
@@ -51,10 +48,15 @@ class StopSignals(Callback):
 
     A rollout that is being generated is given up, and generated again by the run that continues;
     one that trains, or an evaluation, is finished first. Several ranks always finish the rollout,
-    because they must stop together. A second signal ends the run at once.
+    because they must stop together. A second signal ends the run at once. In a cold start a step
+    stands for a rollout.
+
+    Args:
+        cold_start: The run is a cold start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cold_start: bool = False) -> None:
+        self.subcommand, self.unit = ("cold_start", "step") if cold_start else ("fit", "rollout")
         self.asked = 0  # the signal
         self.may_interrupt = True  # nothing would be lost
         self.rollout, self.cursor = -1, 0
@@ -72,13 +74,13 @@ class StopSignals(Callback):
         if again or self.may_interrupt:
             raise Stopped(number, at_once=again)
         sys.stderr.write(
-            f"{signal.Signals(number).name}: stopping when this rollout has trained; "
+            f"{signal.Signals(number).name}: stopping when this {self.unit} has trained; "
             "once more stops now\n"
         )
 
     def on_stage(self, trainer: Any, stage: Stage) -> None:
         """Stops before a rollout; called by `enter_stage`."""
-        if stage == "rollout":
+        if stage in ("rollout", "demonstrations"):
             self._before_rollout(trainer)
             self.may_interrupt = trainer.world_size == 1
         elif stage != "scoring" and not trainer.sanity_checking:
@@ -111,11 +113,14 @@ class StopSignals(Callback):
         kept: Any = trainer.checkpoint_callback
         if kept is None:
             return
-        exception.run_dir = trainer.default_root_dir
         exception.checkpoint = Path(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
         # a callback that counts versions would leave a file alone that it does not know as its own
         kept.last_model_path = os.path.join(kept.dirpath, exception.checkpoint.name)
-        exception.rollouts = self.rollout
+        exception.done = f"{self.rollout} {self.unit}s"
+        exception.command = (
+            f"python -m lit_reason {self.subcommand} --config {trainer.default_root_dir}"
+            f"/config.yaml --ckpt_path {exception.checkpoint}"
+        )
         trainer.save_checkpoint(exception.checkpoint)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -4,6 +4,7 @@ import csv
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 import yaml
 
+from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
-from tests.conftest import SMALL, fails, fit, full_disk, tiny
+from tests.conftest import SMALL, config, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
 
@@ -259,6 +261,49 @@ def test_a_folder_without_a_last_checkpoint_names_the_newest_of_the_others(copie
     assert re.search(hint, fails(capsys, "fit", *GRPO, "--run_dir=run"))
     line = resumed(capsys, *GRPO, "--ckpt_path=last")
     assert f"run_dir=run holds no last.ckpt; the newest is --ckpt_path={newest}" in line
+
+
+COLD = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Stops(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), self.number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_cold_start_that_was_stopped_ends_with_the_same_policy(number, monkeypatch, capsys):
+    """In the middle of the second of three epochs."""
+    monkeypatch.syspath_prepend(Path().resolve())
+    Path("callback_that_stops.py").write_text(COLD)
+    sys.modules.pop("callback_that_stops", None)
+    few = {
+        "trainer.max_epochs": 3,
+        "trainer.log_every_n_steps": 1,
+        "data.batches_per_epoch": 2,
+        "data.batch_size": 2,
+    }
+    args = [config("cold_start.yaml"), *(f"--{key}={value}" for key, value in few.items())]
+    args += ["--data.task.n_max=3", "--trainer.enable_progress_bar=false"]
+    main(["cold_start", *args, "--run_dir=whole"])
+    stops = ["--callbacks.x=callback_that_stops.Stops", f"--callbacks.x.number={number:d}"]
+    with pytest.raises(SystemExit) as stop:
+        main(["cold_start", *args, *stops, "--run_dir=run"])
+    assert stop.value.code == 128 + number
+    assert not Path("run/policy").exists()
+    said = re.search(
+        r"after 4 steps; continue with: python -m lit_reason (.*)\n", capsys.readouterr().err
+    )
+    main(said[1].split())
+    whole, other = (Path(name, "policy", "model.safetensors") for name in ("whole", "run"))
+    assert whole.read_bytes() == other.read_bytes()
+    assert rows_of("whole") == rows_of("run")
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(capsys):
