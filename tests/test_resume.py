@@ -15,6 +15,7 @@ import yaml
 from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
+from scripts.kill_test import arguments, compare
 from tests.conftest import SMALL, config, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
@@ -224,6 +225,28 @@ def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
     assert stop.value.code == 143
     assert "stopped by SIGTERM, without a new checkpoint" in capsys.readouterr().err
     assert not list(Path().rglob("*.ckpt"))
+
+
+STATES = {  # of VAPO's the tests above tell
+    "ppo": ["--model.kl_in_reward=0.01"],
+    "grpo": ["--model.reference_refresh=2"],  # before the signal, so that the policy has moved on
+    "dapo": ["--data.max_rounds=3"],
+    "vc_ppo": ["--callbacks.value_warmup.rollouts=3"],  # ends with the signal
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("algorithm", STATES)
+def test_every_algorithm_continues_with_the_bits_of_an_uninterrupted_run(algorithm):
+    """Networks, optimizers, schedules, prompts, metrics, samples and every generated token."""
+    args = [*arguments(algorithm, rollouts=4), *STATES[algorithm]]
+    fit(*args, run_dir="whole")
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.Updating")
+    assert versions()["last.ckpt"] == 3
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
 
 
 def versions(folder="run"):
