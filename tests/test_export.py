@@ -9,7 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lit_reason.backbones import Scratch
-from tests.conftest import full_disk
+from tests.conftest import SMALL, fit, full_disk, tiny
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "export_hf.py")
 BACKBONE = {"alphabet": "0123456789+=", "hidden_size": 32, "layers": 1, "heads": 1}
@@ -127,3 +127,18 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_stays_free(checkpoint, 
     (out / ".partial").mkdir(parents=True)  # of an export that was killed
     export_hf(checkpoint, out)
     assert not (out / ".partial").exists()
+
+
+def test_a_run_leaves_the_policy_of_its_last_checkpoint():
+    args = [*tiny("grpo"), *SMALL, "--callbacks.export=ExportPolicy"]
+    fit(*args)
+    run = fit(*args, "--trainer.max_epochs=2", "--ckpt_path=last")  # replaces the first one's
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    model = AutoModelForCausalLM.from_pretrained(run / "policy", dtype="auto").state_dict()
+    assert model
+    for name, value in model.items():
+        assert torch.equal(value, saved[f"actor.{name}"]), name
+    names = {path.name for path in (run / "policy").iterdir()}
+    assert names >= {"config.json", "generation_config.json", "tokenizer.json", "README.md"}
+    card = (run / "policy" / "README.md").read_text()
+    assert "| started from | Bundled |\n| rollouts | 4 |" in card
