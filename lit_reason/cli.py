@@ -118,13 +118,13 @@ class RecordConfig(SaveConfigCallback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the configuration of a run that starts."""
+        """Writes the configuration of a run that starts, and says what changed in it."""
         self.save_config(trainer, pl_module, "fit")
+        for key, (old, new) in self.changed.items():
+            print(f"changed on resuming: {key}={new}, was {old}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says what changed, and makes changed settings of optimizers and schedules apply."""
-        for key, (old, new) in self.changed.items():
-            rank_zero_only(print)(f"changed on resuming: {key}={new}, was {old}")
+        """Makes changed settings of optimizers and schedules apply."""
         if self.changed and isinstance(pl_module, ReasonModule):
             apply_changes(pl_module, self.changed)
 

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_reason.run_dir import CONFIG, newest_checkpoint
 from lit_reason.stages import Stage
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -27,8 +27,7 @@ class Stopped(BaseException):
     def __init__(self, number: int, at_once: bool = False) -> None:
         super().__init__(number)
         self.number, self.at_once = number, at_once
-        self.checkpoint = Path()
-        self.done = self.command = ""  # what the checkpoint holds, and what continues from it
+        self.done = self.command = ""  # what the new checkpoint holds, and what continues the run
 
     @property
     def exit_status(self) -> int:
@@ -38,9 +37,9 @@ class Stopped(BaseException):
     def message(self) -> str:
         """What to tell the user, in one line."""
         name = signal.Signals(self.number).name
-        if not self.checkpoint.name:
-            return f"stopped by {name}, without a new checkpoint"
-        return f"stopped by {name} after {self.done}; continue with: {self.command}"
+        when = f" after {self.done}" if self.done else ", without a new checkpoint"
+        go_on = f"; continue with: {self.command}" if self.command else ""
+        return f"stopped by {name}{when}{go_on}"
 
 
 class StopSignals(Callback):
@@ -107,21 +106,26 @@ class StopSignals(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes the checkpoint of a run that was told to stop."""
-        if not isinstance(exception, Stopped) or exception.at_once or self.rollout < 0:
+        if not isinstance(exception, Stopped):
+            return
+        if exception.at_once or self.rollout < 0:
+            earlier = newest_checkpoint(trainer.default_root_dir)
+            exception.command = "" if earlier is None else self._command(trainer, earlier)
             return
         trainer.datamodule.cursor = self.cursor  # type: ignore[attr-defined]
         kept: Any = trainer.checkpoint_callback
         if kept is None:
             return
-        exception.checkpoint = Path(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
+        path = os.path.join(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
         # a callback that counts versions would leave a file alone that it does not know as its own
-        kept.last_model_path = os.path.join(kept.dirpath, exception.checkpoint.name)
+        kept.last_model_path = path
         exception.done = f"{self.rollout} {self.unit}s"
-        exception.command = (
-            f"python -m lit_reason {self.subcommand} --config {trainer.default_root_dir}"
-            f"/config.yaml --ckpt_path {exception.checkpoint}"
-        )
-        trainer.save_checkpoint(exception.checkpoint)
+        exception.command = self._command(trainer, path)
+        trainer.save_checkpoint(path)
+
+    def _command(self, trainer: Trainer, checkpoint: Any) -> str:
+        config = f"{trainer.default_root_dir}/{CONFIG}"
+        return f"python -m lit_reason {self.subcommand} --config {config} --ckpt_path {checkpoint}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the signals back."""

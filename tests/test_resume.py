@@ -61,6 +61,10 @@ class First(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         os.kill(os.getpid(), signal.SIGTERM)
 
+class Checking(Callback):
+    def on_sanity_check_start(self, trainer, module):
+        os.kill(os.getpid(), signal.SIGTERM)
+
 class Twice(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -363,6 +367,34 @@ def copied(finished, tmp_path):
 
 def resumed(capsys, *args):
     return fails(capsys, "fit", *args, "--run_dir=run", "--trainer.max_epochs=2")
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_resumed_run_that_is_stopped_before_it_trains_says_how_to_continue(copied, capsys):
+    before = copied.read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        fit(*GRPO, "--callbacks.x=callback_that_dies.Checking", "--ckpt_path=last")
+    assert stop.value.code == 143
+    said = capsys.readouterr().err
+    command = f"fit --config run/config.yaml --ckpt_path {copied}"
+    assert f"without a new checkpoint; continue with: python -m lit_reason {command}\n" in said
+    assert copied.read_bytes() == before
+
+
+def test_what_changed_is_printed_also_where_nothing_is_left_to_train(copied, capsys):
+    fit(*GRPO, "--ckpt_path=last", "--data.sampling.temperature=0.9")
+    assert versions()["last.ckpt"] == 2
+    printed = capsys.readouterr().out
+    assert "changed on resuming: data.sampling.temperature=0.9, was 1.0" in printed
+
+
+def test_steps_that_were_not_finite_are_counted_on(copied):
+    saved = torch.load(copied, weights_only=True)
+    assert saved["nonfinite"] == {"actor": 0}
+    torch.save({**saved, "nonfinite": {"actor": 3}}, copied)
+    assert run(["fit", *GRPO, "--run_dir=run", "--ckpt_path=last"]).model.guard.in_a_row == {
+        "actor": 3
+    }
 
 
 def test_settings_given_on_resuming_apply_and_are_printed(copied, capsys):
