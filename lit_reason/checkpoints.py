@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import PARTIAL, replacing
+from lit_reason.files import PARTIAL, save_tensors
 
 
 class Checkpoints(TorchCheckpointIO):
@@ -38,12 +37,7 @@ class Checkpoints(TorchCheckpointIO):
             return
         for left in Path(path).parent.glob(f".*.ckpt{PARTIAL}"):  # by a run that was killed
             left.unlink(missing_ok=True)
-        with replacing(Path(path)) as partial, partial.open("wb") as file:
-            writer: Any = _Remembering(file)
-            try:
-                torch.save(checkpoint, writer)
-            except RuntimeError as error:  # torch hides what the file said
-                raise writer.error or error from error
+        save_tensors(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = None
@@ -103,26 +97,6 @@ def check_whole(path: Path) -> None:
         )
 
 
-class _Remembering:
-    """A file that keeps the error of a failed write."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Writes, and keeps what went wrong."""
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        """As of the file."""
-        self.file.flush()
-
-
 def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
     """Keeps the last epoch's state and, of a run that validates, the best one's.
 
@@ -130,7 +104,15 @@ def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
         reinforcement: The run counts rollouts and evaluates held-out problems.
     """
     name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
-    kept = [ModelCheckpoint(filename=name, auto_insert_metric_name=False, save_last=True)]
+    kept = [
+        ModelCheckpoint(
+            filename=name,
+            auto_insert_metric_name=False,
+            save_last=True,
+            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
+            enable_version_counter=False,
+        )
+    ]
     if reinforcement:
         kept.append(BestCheckpoint())
     return kept
@@ -149,6 +131,7 @@ class BestCheckpoint(ModelCheckpoint):
             monitor="val/accuracy",
             mode="max",
             save_on_train_epoch_end=False,
+            enable_version_counter=False,
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

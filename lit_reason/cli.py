@@ -137,7 +137,7 @@ class RecordConfig(SaveConfigCallback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the configuration of a run that starts."""
+        """Writes the configuration of a run that starts, and says what changed in it."""
         if trainer.ckpt_path and not self.compared:
             warnings.warn(
                 f"ckpt_path={trainer.ckpt_path}: does not say with which configuration it was "
@@ -146,13 +146,13 @@ class RecordConfig(SaveConfigCallback):
                 stacklevel=1,
             )
         self.save_config(trainer, pl_module, "fit")
+        for key, (old, new) in self.changed.items():
+            print(printable(f"changed on resuming: {key}={new}, was {old}"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes changed settings of optimizers and schedules apply, and says what changed."""
+        """Makes changed settings of optimizers and schedules apply."""
         if self.changed and isinstance(pl_module, ReasonModule):
             apply_changes(pl_module, self.changed)
-        for key, (old, new) in self.changed.items():
-            rank_zero_only(print)(printable(f"changed on resuming: {key}={new}, was {old}"))
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file and tells the loggers."""
@@ -354,9 +354,9 @@ class ReasonCLI(LightningCLI):
 
     def _first(self) -> list[Callback]:
         """What must know of an update, or of an error, before any other callback acts on it."""
-        reinforced = self.subcommand == "fit" and self.model_class is ReasonModule
+        stops = [StopSignals(self.model_class is ColdStart)] if self.subcommand == "fit" else []
         dry = [Stopwatch()] if self._get(self.config, "dry_run") else []
-        return [PeerWatch(), *([StopSignals()] if reinforced else []), *dry]
+        return [PeerWatch(), *stops, *dry]
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
@@ -481,6 +481,7 @@ def quiet_lightning() -> None:
         r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
         r".*LightningCLI's args parameter is intended.*",
         r".*Couldn't infer the batch indices.*",  # predictions carry their own
+        r".*your dataloader is not resumable.*",  # the data module keeps the place
         r"[\s\S]*was deprecated in v4",  # jsonargparse calls inside Lightning
         r"[\s\S]*only one JsonargparseDeprecationWarning",
     ):

@@ -21,6 +21,7 @@ from lit_reason.errors import ConfigError, naming, require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
+from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
 
@@ -45,6 +46,11 @@ class ColdStart(LightningModule):
         super().__init__()
         self.backbone, self.optimizer, self.scheduler = backbone, optimizer, scheduler
         self.actor: Any = None
+
+    @property
+    def policy_version(self) -> int:
+        """Steps so far; in reinforcement learning it is rollouts."""
+        return self.trainer.global_step
 
     def configure_model(self) -> None:
         """Builds the policy once."""
@@ -104,6 +110,7 @@ class Demonstrations(LightningDataModule):
         self.task, self.batch_size = task, batch_size
         self.batches_per_epoch, self.curriculum = batches_per_epoch, curriculum
         self.seed = seed
+        self.cursor = 0  # the next batch of the run
 
     def setup(self, stage: str) -> None:
         """Fails before training if the task has no demonstrations."""
@@ -123,6 +130,14 @@ class Demonstrations(LightningDataModule):
     def train_dataloader(self) -> DemonstrationLoader:
         """Batches of demonstrations."""
         return DemonstrationLoader(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the run, which may be in the middle of an epoch."""
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues with the batch after the last one handed out."""
+        self.cursor = state_dict["cursor"]
 
     def batch(self, index: int) -> RolloutBatch:
         """The demonstrations of batch `index` of the run, as a function of the seed alone."""
@@ -151,7 +166,8 @@ class DemonstrationLoader:
         return self.data.batches_per_epoch
 
     def __iter__(self) -> Iterator[RolloutBatch]:
-        trainer: Any = self.data.trainer
-        first = trainer.current_epoch * len(self)
-        for i in range(len(self)):
-            yield self.data.batch(first + i)
+        for _ in range(len(self)):
+            enter_stage(self.data.trainer, "demonstrations")
+            batch = self.data.batch(self.data.cursor)
+            self.data.cursor += 1
+            yield batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -121,6 +122,23 @@ def blaming(key: str, part: object) -> Iterator[None]:
         raise ConfigError(
             f"{key}: {type(part).__name__} raised {type(error).__name__}: {error}{place}"
         ) from error
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Ends a script with one line and exit status 2 for what its user can mend."""
+    try:
+        yield
+    except ConfigError as error:
+        line = str(error)
+    except OSError as error:
+        if not error.filename or not error.strerror:
+            raise
+        line = f"{error.filename}: {error.strerror}"
+    else:
+        return
+    sys.stderr.write(f"error: {printable(line)}\n")
+    raise SystemExit(2)
 
 
 def users_mistake(error: BaseException) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lit_reason.files import give_usual_mode
+from lit_reason.files import filling
 from lit_reason.networks import has_adapters
 
 
@@ -15,10 +15,9 @@ def save_policy(actor: Any, tokenizer: Any, folder: Path, card: str | None = Non
     Args:
         actor: A `transformers` causal language model; adapters are merged into what is written.
         tokenizer: Its tokenizer.
-        folder: Made if it does not exist.
+        folder: Made if it does not exist; written whole or not at all.
         card: Text of its README; null writes none.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if has_adapters(actor):
         from lit_reason.lora import merged  # which imports the backbones
 
@@ -26,9 +25,8 @@ def save_policy(actor: Any, tokenizer: Any, folder: Path, card: str | None = Non
     if actor.generation_config.eos_token_id is None:  # or a server would never stop
         actor.generation_config.eos_token_id = tokenizer.eos_token_id
         actor.generation_config.pad_token_id = tokenizer.pad_token_id
-    actor.save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):
-        give_usual_mode(weights)
-    tokenizer.save_pretrained(folder)
-    if card is not None:
-        (folder / "README.md").write_text(card, encoding="utf-8")
+    with filling(folder) as partial:
+        actor.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        if card is not None:
+            (partial / "README.md").write_text(card, encoding="utf-8")

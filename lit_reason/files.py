@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
 
 PARTIAL = ".partial"
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 @contextmanager
@@ -15,18 +23,28 @@ def writing(path: Path) -> Iterator[None]:
     """Names the file when something goes wrong in the block, and says what to do.
 
     Args:
-        path: The file that is written.
+        path: The file that is written, or a folder of which all is written.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno is None:
+    except (OSError, SafetensorError) as error:
+        number = _number(error)
+        if number is None:
             raise
-        why = f"cannot be written ({error.strerror}); make room, then continue the run"
-        raise OSError(error.errno, why, str(path)) from error
+        what = "make room" if number in FULL else "choose a place that can be"
+        why = f"cannot be written ({os.strerror(number)}); {what}, then start again or continue"
+        raise OSError(number, why, str(path)) from error
+
+
+def _number(error: Exception) -> int | None:
+    """What the system called the error; safetensors has it in its text only."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 @contextmanager
@@ -55,6 +73,97 @@ def replacing(path: Path) -> Iterator[Path]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A folder to write to, whose files move into `folder` when the block ends.
+
+    A crash, a kill or a full disk inside the block leaves what `folder` held as it was, and no
+    folder where there was none.
+
+    Args:
+        folder: Made if it does not exist; files of the same names are replaced, others stay.
+
+    Raises:
+        OSError: It cannot be written, with its name and what to do.
+    """
+    # inside, as the user may be allowed to write there and nowhere else
+    partial, new = folder / PARTIAL, not folder.exists()
+    with writing(folder):
+        try:
+            rmtree(partial, ignore_errors=True)  # a killed run left it
+            partial.mkdir(parents=True)
+            yield partial
+            for file in [path for path in sorted(partial.rglob("*")) if path.is_file()]:
+                give_usual_mode(file)
+                target = folder / file.relative_to(partial)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+        finally:
+            rmtree(partial, ignore_errors=True)
+            if new and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def holds_nothing(folder: Path) -> bool:
+    """Whether a folder is free to be filled: missing, or empty but for what a kill left behind.
+
+    Args:
+        folder: Any path.
+    """
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(path.name == PARTIAL for path in folder.iterdir())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text, at once or not at all.
+
+    Args:
+        path: The file to replace.
+        text: What it is to hold; half a surrogate pair is written as an escape.
+    """
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def save_tensors(value: Any, path: Path) -> None:
+    """`torch.save`, at once or not at all.
+
+    Args:
+        value: Anything that `torch.save` takes.
+        path: The file to replace.
+
+    Raises:
+        OSError: The disk is full or the folder is read-only; the earlier file is as it was.
+    """
+    with replacing(path) as partial, partial.open("wb") as file:
+        writer: Any = _Remembering(file)
+        try:
+            torch.save(value, writer)
+        except RuntimeError as error:  # torch hides what the file said
+            raise writer.error or error from error
+
+
+class _Remembering:
+    """A file that keeps the error of a failed write."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes, and keeps what went wrong."""
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """As of the file."""
+        self.file.flush()
 
 
 def give_usual_mode(path: Path) -> None:

@@ -6,11 +6,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lit_reason.batch import Experience
-from lit_reason.files import replacing
+from lit_reason.files import save_tensors
 
 
 class NonFiniteGuard:
@@ -55,11 +54,14 @@ class NonFiniteGuard:
         # slices for the update keep the texts of the whole rollout
         minibatch = replace(experience[chosen], rollout=experience.rollout[chosen])
         saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
-        with replacing(path) as partial:
-            torch.save(saved, partial)
+        where = f"is in {path}"
+        try:
+            save_tensors(saved, path)
+        except OSError as error:  # must not hide why the run ends
+            where = f"is lost, {path}: {error.strerror}"
         raise FloatingPointError(
             f"loss or gradient of the {network} not finite in {in_a_row} optimizer steps in a "
-            f"row; the last mini-batch is in {path} (model.update.max_nonfinite={self.limit})"
+            f"row; the last mini-batch {where} (model.update.max_nonfinite={self.limit})"
         )
 
 

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from lit_reason.backbones import Backbone, prepare
 from lit_reason.critics import CRITIC_FILE, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
-from lit_reason.files import replacing
+from lit_reason.files import filling
 from lit_reason.fingerprint import fingerprint
 from lit_reason.networks import ValueModel, has_adapters, own_weights
 
@@ -241,25 +241,25 @@ def save_adapters(actor: nn.Module, backbone: Backbone, folder: Path) -> None:
     Args:
         actor: A policy with adapters.
         backbone: Where it came from.
-        folder: Made if it does not exist.
+        folder: Made if it does not exist; written whole or not at all.
 
     Raises:
         ConfigError: The policy has no adapters.
     """
     if not isinstance(backbone, LoRA) or not has_adapters(actor):
         raise ConfigError(f"{KEY}={type(backbone).__name__}: has no adapters to write")
-    folder.mkdir(parents=True, exist_ok=True)
     path = getattr(backbone.base, "path", None)
-    backbone.adapter_config(
+    config = backbone.adapter_config(
         task_type="CAUSAL_LM", base_model_name_or_path=path, inference_mode=True
-    ).save_pretrained(folder)
+    )
     weights = {
         f"base_model.model.{name.replace('.default', '')}": value.detach().contiguous()
         for name, value in own_weights(actor).items()
     }
-    with replacing(folder / "adapter_model.safetensors") as partial:
-        save_file(weights, partial, {"format": "pt"})
-    backbone.tokenizer.save_pretrained(folder)
+    with filling(folder) as partial:
+        config.save_pretrained(partial)
+        save_file(weights, partial / "adapter_model.safetensors", {"format": "pt"})
+        backbone.tokenizer.save_pretrained(partial)
 
 
 def _holds_adapters(critic_init: str) -> bool:

@@ -453,6 +453,7 @@ class ReasonModule(LightningModule):
         """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
         checkpoint["policy_version"] = self.policy_version
         checkpoint["stepped"] = sorted(self.stepped)
+        checkpoint["nonfinite"] = dict(self.guard.in_a_row)
         checkpoint["adapters"] = self.backbone.describe()
         state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
@@ -471,3 +472,4 @@ class ReasonModule(LightningModule):
             check_moments(self, checkpoint["optimizer_states"])
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         self.stepped = set(checkpoint.get("stepped", self.trained))
+        self.guard.in_a_row = dict(checkpoint.get("nonfinite", {}))

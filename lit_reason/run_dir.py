@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import replacing
+from lit_reason.files import write_text
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 CONFIG = "config.yaml"
@@ -66,17 +66,21 @@ def claim(run_dir: str, config: str, resumed: bool) -> None:
 
     Raises:
         ConfigError: Another run has claimed the folder meanwhile.
+        OSError: The disk is full; the folder is as it was.
     """
-    Path(run_dir).mkdir(parents=True, exist_ok=True)
-    if resumed:
-        with replacing(Path(run_dir, CONFIG)) as partial:
-            partial.write_text(config, encoding="utf-8")
-        return
+    path = Path(run_dir, CONFIG)
+    if not resumed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.touch(exist_ok=False)  # of two runs that start now one takes the folder
+        except FileExistsError as error:
+            raise _holds_a_run(run_dir) from error
     try:
-        with Path(run_dir, CONFIG).open("x", encoding="utf-8") as file:
-            file.write(config)
-    except FileExistsError as error:
-        raise _holds_a_run(run_dir) from error
+        write_text(path, config)
+    except OSError:
+        if not resumed:  # nothing is there that would have to be continued
+            path.unlink(missing_ok=True)
+        raise
 
 
 def give_back() -> None:
@@ -87,10 +91,24 @@ def give_back() -> None:
             Path(chosen).rmdir()
 
 
+def newest_checkpoint(run_dir: str) -> Path | None:
+    """What a run continues from: its newest last.ckpt, or else the newest of the others.
+
+    Args:
+        run_dir: The folder of the run.
+    """
+    folder = Path(run_dir, "checkpoints")
+    for pattern in ("last*.ckpt", "*.ckpt"):
+        found = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime)
+    return None
+
+
 def _holds_a_run(run_dir: str) -> ConfigError:
-    last = Path(run_dir, "checkpoints", "last.ckpt")
-    if last.exists():
-        hint = f"continue it with --ckpt_path={last}"
+    newest = newest_checkpoint(run_dir)
+    if newest is not None:
+        hint = f"continue it with --ckpt_path={newest}"
     else:
         hint = "remove the folder: it holds no checkpoint to continue from"
     return ConfigError(

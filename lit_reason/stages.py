@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Stage = Literal["rollout", "scoring", "update", "validation"]
+Stage = Literal["rollout", "scoring", "update", "validation", "demonstrations"]
 
 
 def enter_stage(trainer: Any, stage: Stage) -> None:

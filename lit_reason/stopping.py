@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_reason.run_dir import CONFIG, newest_checkpoint
 from lit_reason.stages import Stage
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,8 +27,7 @@ class Stopped(BaseException):
     def __init__(self, number: int, at_once: bool = False) -> None:
         super().__init__(number)
         self.number, self.at_once = number, at_once
-        self.run_dir, self.checkpoint = "", Path()
-        self.rollouts = 0
+        self.done = self.command = ""  # what the new checkpoint holds, and what continues the run
 
     @property
     def exit_status(self) -> int:
@@ -37,12 +37,9 @@ class Stopped(BaseException):
     def message(self) -> str:
         """What to tell the user, in one line."""
         name = signal.Signals(self.number).name
-        if not self.checkpoint.name:
-            return f"stopped by {name}, without a new checkpoint"
-        return (
-            f"stopped by {name} after {self.rollouts} rollouts; continue with: python -m lit_reason"
-            f" fit --config {self.run_dir}/config.yaml --ckpt_path {self.checkpoint}"
-        )
+        when = f" after {self.done}" if self.done else ", without a new checkpoint"
+        go_on = f"; continue with: {self.command}" if self.command else ""
+        return f"stopped by {name}{when}{go_on}"
 
 
 class StopSignals(Callback):
@@ -50,10 +47,15 @@ class StopSignals(Callback):
 
     A rollout that is being generated is given up, and generated again by the run that continues;
     one that trains, or an evaluation, is finished first. Several ranks always finish the rollout,
-    because they must stop together. A second signal ends the run at once.
+    because they must stop together. A second signal ends the run at once. In a cold start a step
+    stands for a rollout.
+
+    Args:
+        cold_start: The run is a cold start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cold_start: bool = False) -> None:
+        self.subcommand, self.unit = ("cold_start", "step") if cold_start else ("fit", "rollout")
         self.asked = 0  # the signal
         self.may_interrupt = True  # nothing would be lost
         self.rollout, self.cursor = -1, 0
@@ -71,13 +73,13 @@ class StopSignals(Callback):
         if again or self.may_interrupt:
             raise Stopped(number, at_once=again)
         sys.stderr.write(
-            f"{signal.Signals(number).name}: stopping when this rollout has trained; "
+            f"{signal.Signals(number).name}: stopping when this {self.unit} has trained; "
             "once more stops now\n"
         )
 
     def on_stage(self, trainer: Any, stage: Stage) -> None:
         """Stops before a rollout; called by `enter_stage`."""
-        if stage == "rollout":
+        if stage in ("rollout", "demonstrations"):
             self._before_rollout(trainer)
             self.may_interrupt = trainer.world_size == 1
         elif stage != "scoring" and not trainer.sanity_checking:
@@ -104,16 +106,26 @@ class StopSignals(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes the checkpoint of a run that was told to stop."""
-        if not isinstance(exception, Stopped) or exception.at_once or self.rollout < 0:
+        if not isinstance(exception, Stopped):
+            return
+        if exception.at_once or self.rollout < 0:
+            earlier = newest_checkpoint(trainer.default_root_dir)
+            exception.command = "" if earlier is None else self._command(trainer, earlier)
             return
         trainer.datamodule.cursor = self.cursor  # type: ignore[attr-defined]
         kept: Any = trainer.checkpoint_callback
         if kept is None:
             return
-        exception.run_dir = trainer.default_root_dir
-        exception.checkpoint = Path(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
-        exception.rollouts = self.rollout
-        trainer.save_checkpoint(exception.checkpoint)
+        path = os.path.join(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
+        # a callback that counts versions would leave a file alone that it does not know as its own
+        kept.last_model_path = path
+        exception.done = f"{self.rollout} {self.unit}s"
+        exception.command = self._command(trainer, path)
+        trainer.save_checkpoint(path)
+
+    def _command(self, trainer: Trainer, checkpoint: Any) -> str:
+        config = f"{trainer.default_root_dir}/{CONFIG}"
+        return f"python -m lit_reason {self.subcommand} --config {config} --ckpt_path {checkpoint}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the signals back."""

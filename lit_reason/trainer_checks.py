@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
+from lit_reason.run_dir import newest_checkpoint
 from lit_reason.sharding import FSDP2, NAME
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
@@ -238,10 +239,11 @@ def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
         )
     if path == "last" and run_dir is None:
         raise ConfigError("ckpt_path=last: of which run? give --run_dir=RUN_DIR too")
-    if path == "last" and not list(Path(run_dir or ".").glob("checkpoints/last*.ckpt")):
-        raise ConfigError(
-            f"ckpt_path=last: run_dir={run_dir} holds no checkpoint; name the folder of the run"
-        )
+    newest = newest_checkpoint(str(run_dir)) if path == "last" else None
+    if path == "last" and (newest is None or not newest.name.startswith("last")):
+        hint = f"the newest is --ckpt_path={newest}" if newest else "name the folder of the run"
+        what = "last.ckpt" if newest else "checkpoint"
+        raise ConfigError(f"ckpt_path=last: run_dir={run_dir} holds no {what}; {hint}")
     if path is None or path in ("last", "hpc"):
         return
     if not Path(path).exists():

@@ -13,11 +13,10 @@ OUT/comparison.html, OUT/results.json and OUT/curves.csv.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.report.comparison import write_comparison
 from lit_reason.report.curves import Curve, curve_of, read_curves, write_curves
 from lit_reason.report.history import Run, read_run
@@ -33,14 +32,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--metric", default="val/accuracy", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs", "comparison"))
     given = parser.parse_args(args)
-    try:
+    with in_one_line():
         curves = [curve for row in given.rows for curve in curves_of(row, given.metric)]
-    except ConfigError as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        sys.exit(2)
-    table = tabulate(curves, given.metric)
-    files = write_comparison(table, curves, given.out)
-    write_curves(curves, given.metric, given.out / "curves.csv")
+        table = tabulate(curves, given.metric)
+        files = write_comparison(table, curves, given.out)
+        write_curves(curves, given.metric, given.out / "curves.csv")
     print(f"{markdown(table)}\n")
     print("\n".join(map(str, files)))
 

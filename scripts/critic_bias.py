@@ -21,7 +21,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import in_one_line
+from lit_reason.files import replacing
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
 from lit_reason.report.critic import read_curves
@@ -82,18 +83,22 @@ def main(args: list[str] | None = None) -> None:
     given = parser.parse_args(args)
     rows = []
     try:
-        for setting in given.settings:
-            ablation = study(setting, given.out, given.seeds, given.extra)
-            for result in ablation.run():
-                print(f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True)
-                rows += [measure(ablation, result, setting)] if result.status == "finished" else []
+        with in_one_line():
+            for setting in given.settings:
+                ablation = study(setting, given.out, given.seeds, given.extra)
+                for result in ablation.run():
+                    print(
+                        f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True
+                    )
+                    rows += (
+                        [measure(ablation, result, setting)] if result.status == "finished" else []
+                    )
     except KeyboardInterrupt:
         sys.exit(130)
-    except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
     if not rows:
         parser.exit(1, f"error: every run failed, see {given.out}/*/*/*/log.txt\n")
-    write(rows, given.out / "critic_bias.csv")
+    with in_one_line():
+        write(rows, given.out / "critic_bias.csv")
     print(f"\n{table(rows)}\n\n{given.out / 'critic_bias.csv'}")
 
 
@@ -153,7 +158,7 @@ def change(series: Series) -> float | None:
 
 def write(rows: Sequence[dict[str, object]], path: Path) -> None:
     """Writes a row a run."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(k for row in rows for k in row)))
         writer.writeheader()
         for row in rows:

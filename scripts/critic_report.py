@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import in_one_line
 from lit_reason.report.critic import draw_critic, read_curves
 from lit_reason.report.critic_page import write_critic_page
 from lit_reason.report.history import read_run
@@ -23,14 +23,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="folder to write to; default: RUN_DIR")
     given = parser.parse_args(args)
-    try:
-        run, rows = read_run(given.run_dir), read_curves(given.run_dir)
-    except ConfigError as error:
-        parser.exit(2, f"error: {printable(str(error))}\n")
     out = given.out or given.run_dir
-    out.mkdir(parents=True, exist_ok=True)
-    draw_critic(run, rows, out / "critic.png")
-    write_critic_page(run, rows, out / "critic.png", out / "critic.html")
+    with in_one_line():
+        run, rows = read_run(given.run_dir), read_curves(given.run_dir)
+        draw_critic(run, rows, out / "critic.png")
+        write_critic_page(run, rows, out / "critic.png", out / "critic.html")
     print(f"{out / 'critic.png'}\n{out / 'critic.html'}")
 
 

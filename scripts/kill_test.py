@@ -71,6 +71,8 @@ STATE = (
     "optimizer_states",
     "lr_schedulers",
     "policy_version",
+    "stepped",
+    "nonfinite",
     "RolloutDataModule",
     "global_step",
     "epoch",

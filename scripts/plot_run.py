@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import in_one_line
 from lit_reason.report.history import read_run
 from lit_reason.report.page import write_page
 from lit_reason.report.plot import draw
@@ -22,14 +22,11 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="folder to write to; default: the first RUN_DIR")
     given = parser.parse_args(args)
-    try:
-        runs = [read_run(folder) for folder in given.run_dirs]
-    except ConfigError as error:
-        parser.exit(2, f"error: {printable(str(error))}\n")
     out = given.out or given.run_dirs[0]
-    out.mkdir(parents=True, exist_ok=True)
-    draw(runs, out / "report.png")
-    write_page(runs, out / "report.png", out / "report.html")
+    with in_one_line():
+        runs = [read_run(folder) for folder in given.run_dirs]
+        draw(runs, out / "report.png")
+        write_page(runs, out / "report.png", out / "report.html")
     print(f"{out / 'report.png'}\n{out / 'report.html'}")
 
 

@@ -16,7 +16,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import ConfigError, in_one_line
+from lit_reason.files import write_text
 from lit_reason.prediction_files import Row, read_predictions, what_is_missing
 from lit_reason.rescoring import changes, judge_again, measure
 
@@ -37,18 +38,15 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="file for the rows whose verdict changed")
     given = parser.parse_args(args)
     sys.path.append(str(Path.cwd()))  # of the user's function; the folder of this script is there
-    try:
+    with in_one_line():
         check_output(given.output)
         rows = read_predictions(given.files)
         verdicts, classes, k = judge_again(rows, given.answer_format)
         values = measure(rows, verdicts, classes, k, given.pass_k)
-    except ConfigError as error:
-        parser.exit(2, f"error: {printable(str(error))}\n")
-    changed = changes(rows, verdicts)
-    if given.output is not None:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in changed]
-        # a lone surrogate is written as JSON escapes it
-        given.output.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+        changed = changes(rows, verdicts)
+        if given.output is not None:
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in changed]
+            write_text(given.output, "".join(lines))
     if missing := what_is_missing(rows):
         print(f"warning: {missing}", file=sys.stderr)
     try:
@@ -60,8 +58,12 @@ def main(args: list[str] | None = None) -> None:
 
 def check_output(path: Path | None) -> None:
     """Refuses a file that cannot be written, before anything is computed."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+    if path is None:
+        return
+    other = path.exists() and not path.is_file()  # a device must not be replaced
+    if other or not path.parent.is_dir():
+        kind = "is a folder" if path.is_dir() else "is no file"
+        what = kind if other else f"there is no folder {path.parent}"
         raise ConfigError(f"output={path}: {what}; give the path of a file")
 
 

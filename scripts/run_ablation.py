@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.progress import Progress, TimeElapsedColumn
 
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
 from lit_reason.report.comparison import write_comparison
@@ -29,7 +29,7 @@ from lit_reason.report.table import markdown, read_paper, tabulate
 
 def main(args: list[str] | None = None) -> None:
     given, extra = parse(sys.argv[1:] if args is None else args)
-    try:
+    with in_one_line():
         sweep = read_sweep(given.sweep)
         out = given.out or Path("runs", "ablations", sweep.name)
         ablation = Ablation(sweep, out, seeds_of(given.seeds), given.config, extra)
@@ -41,9 +41,6 @@ def main(args: list[str] | None = None) -> None:
             raise ConfigError(f"--jobs {given.jobs}: must be at least 1")
         results = list(ablation.finished().values()) if given.collect else run(ablation, given.jobs)
         report(ablation, results, given.sweep.parent / "papers.json")
-    except ConfigError as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        sys.exit(2)
     if any(result.status == "failed" for result in results):
         sys.exit(1)
 

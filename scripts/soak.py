@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lit_reason.batch import RolloutBatch  # noqa: E402
+from lit_reason.files import write_text  # noqa: E402
 from lit_reason.jsonl import append_rows, read_rows  # noqa: E402
 from scripts.kill_test import Kill, check, start  # noqa: E402
 
@@ -182,7 +183,7 @@ def main(args: list[str] | None = None) -> None:
     if curves[1]["accuracy"] < curves[0]["accuracy"] - ACCURACY:
         broken.append("held-out accuracy")
     report = {"undisturbed": curves[0], "soaked": curves[1], "signals": signals, "broken": broken}
-    (given.out / "report.json").write_text(json.dumps(report, indent=1))
+    write_text(given.out / "report.json", json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
     if broken:
         sys.exit(1)

@@ -2,6 +2,8 @@
 
 import os
 import random
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,17 @@ def fails(capsys, *args):
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert len(lines) == 1
     return lines[0]
+
+
+@contextmanager
+def full_disk(size):
+    """A limit on the size of files is, to the writer, a disk without room for them."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture(scope="session")

@@ -123,5 +123,5 @@ def test_h05_an_unknown_source_is_a_name_and_the_scorer_the_same_for_all(source)
 
 
 # I04 does not apply: a rank generates with weights of its own, without a collective in between.
-# Strategies that shard are refused (test_lint.py), and runs of two ranks whose responses differ in
-# length are in test_distributed.py.
+# Under fsdp2 the policy is gathered before a rollout, other strategies that shard are refused
+# (test_lint.py), and runs of two ranks whose responses differ in length are in test_distributed.py.

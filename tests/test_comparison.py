@@ -16,6 +16,7 @@ from lit_reason.report.provenance import config_hash
 from lit_reason.report.sweep import read_sweep, with_own
 from lit_reason.report.table import Paper, markdown, read_paper, tabulate
 from lit_reason.report.wandb_files import BLOCK, read_offline, records
+from tests.conftest import full_disk
 
 ROOT = Path(__file__).parents[1]
 COMPARE = ROOT / "scripts" / "compare_runs.py"
@@ -244,6 +245,9 @@ def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(offline), "--metric", "val/none", "--out", str(out)])
     assert "--metric val/none" in capsys.readouterr().err
+    with full_disk(100), pytest.raises(SystemExit):
+        main([str(offline), "--out", str(tmp_path / "full")])
+    assert "full/table.md: cannot be written (File too large)" in capsys.readouterr().err
 
 
 def test_what_is_no_offline_run_is_refused(tmp_path):

@@ -462,7 +462,7 @@ def test_fsdp2_repeats_resumes_and_exports_and_trains_as_ddp_does(ranks, tmp_pat
     flags += ["--data.sampling.temperature=1.5", "--data.task.mixed_from=0"]
     flags += ["--data.rollouts_per_epoch=1", "--trainer.limit_val_batches=0"]
     flags += ["--callbacks.value_warmup.rollouts=1", "--callbacks.value_warmup.save=true"]
-    flags += ["--callbacks.recorder=RolloutRecorder"]
+    flags += ["--callbacks.recorder=RolloutRecorder", "--callbacks.export=ExportPolicy"]
     go_on = ["--trainer.max_epochs=2", "--ckpt_path=last"]
     at_once = ranks(fitted, "fsdp2", "vapo", str(tmp_path / "once"), *flags, go_on[0])
     ranks(fitted, "fsdp2", "vapo", str(tmp_path / "halves"), *flags)
@@ -484,17 +484,17 @@ def test_fsdp2_repeats_resumes_and_exports_and_trains_as_ddp_does(ranks, tmp_pat
             assert continued[i]["rollouts"][0]["response_ids"].tolist() == drawn[i][1]
     for name in ("critic/critic.safetensors", "rollouts_1.jsonl"):
         assert (tmp_path / "once" / name).stat().st_size > 1000
-    # a copied folder has a `last.ckpt` already, which is not written over
-    files = [tmp_path / "whole/checkpoints/last-v1.ckpt", tmp_path / "once/checkpoints/last.ckpt"]
+    files = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("whole", "once")]
     saved = [torch.load(file, weights_only=True) for file in files]
     shapes = [{k: v.shape for k, v in state["state_dict"].items()} for state in saved]
     assert shapes[0] == shapes[1]
     moments = [state["optimizer_states"][1]["state"] for state in saved]
     torch.testing.assert_close(*moments, atol=1e-6, rtol=0)
     export(files[1], tmp_path / "policy", tmp_path / "once" / "config.yaml")
-    exported = Pretrained(str(tmp_path / "policy")).actor().state_dict()
-    for name, weight in exported.items():
-        assert torch.equal(weight, at_once[0]["weights"][f"actor.{name}"])
+    for folder in (tmp_path / "policy", tmp_path / "once" / "policy"):
+        exported = Pretrained(str(folder)).actor().state_dict()
+        for name, weight in exported.items():
+            assert torch.equal(weight, at_once[0]["weights"][f"actor.{name}"])
 
 
 LAUNCHED = {

@@ -9,6 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lit_reason.backbones import Scratch
+from tests.conftest import SMALL, fit, full_disk, tiny
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "export_hf.py")
 BACKBONE = {"alphabet": "0123456789+=", "hidden_size": 32, "layers": 1, "heads": 1}
@@ -148,3 +149,32 @@ def test_a_configuration_of_no_run_is_one_line(text, checkpoint, tmp_path, capsy
     (tmp_path / "other.yaml").write_text(text)
     given = checkpoint, tmp_path / "policy", "--config", tmp_path / "other.yaml"
     assert CONFIGS[text] in refused(capsys, *given)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_stays_free(checkpoint, tmp_path, capsys):
+    out = tmp_path / "policy"
+    with full_disk(10_000):
+        error = refused(capsys, checkpoint, out)
+    assert f"error: {out}: cannot be written (File too large); make room" in error
+    assert not out.exists()
+    (tmp_path / "file").touch()
+    error = refused(capsys, checkpoint, tmp_path / "file" / "policy")
+    assert "cannot be written (Not a directory); choose a place that can be" in error
+    (out / ".partial").mkdir(parents=True)  # of an export that was killed
+    export_hf(checkpoint, out)
+    assert not (out / ".partial").exists()
+
+
+def test_a_run_leaves_the_policy_of_its_last_checkpoint():
+    args = [*tiny("grpo"), *SMALL, "--callbacks.export=ExportPolicy"]
+    fit(*args)
+    run = fit(*args, "--trainer.max_epochs=2", "--ckpt_path=last")  # replaces the first one's
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    model = AutoModelForCausalLM.from_pretrained(run / "policy", dtype="auto").state_dict()
+    assert model
+    for name, value in model.items():
+        assert torch.equal(value, saved[f"actor.{name}"]), name
+    names = {path.name for path in (run / "policy").iterdir()}
+    assert names >= {"config.json", "generation_config.json", "tokenizer.json", "README.md"}
+    card = (run / "policy" / "README.md").read_text()
+    assert "| started from | Bundled |\n| rollouts | 4 |" in card

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_reason.errors import ConfigWarning
-from tests.conftest import ROOT, SMALL, fails, fit, tiny
+from tests.conftest import ROOT, SMALL, fails, fit, full_disk, tiny
 
 PARTS = """
 from pathlib import Path
@@ -66,6 +66,19 @@ def test_losses_that_stay_so_stop_the_run_and_leave_the_batch(capsys):
     saved = torch.load("run/nonfinite_rank0.pt", weights_only=True)
     assert saved["network"] == "actor"
     assert len(saved["rollout"]["texts"]) == 8  # one mini-batch
+
+
+def test_a_batch_that_cannot_be_kept_does_not_hide_why_the_run_ends(capsys):
+    Path("run/nonfinite_rank0.pt/is_a_folder").mkdir(parents=True)
+    line = fails(capsys, "fit", *INFECTS, "--model.update.max_nonfinite=2", "--run_dir=run")
+    assert re.search(r"not finite in 2 optimizer steps .* is lost, run/nonfinite_rank0\.pt", line)
+
+
+def test_a_disk_without_room_for_a_run_leaves_its_folder_free(capsys):
+    with full_disk(100):
+        line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--run_dir=run")
+    assert re.search(r"run/config\.yaml: cannot be written \(File too large\); make room", line)
+    assert not Path("run").exists()
 
 
 def test_a_policy_that_has_diverged_cannot_sample_and_says_what_to_do(capsys):

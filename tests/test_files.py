@@ -2,13 +2,24 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import give_usual_mode, replacing
+from lit_reason.files import (
+    filling,
+    give_usual_mode,
+    holds_nothing,
+    replacing,
+    save_tensors,
+    write_text,
+)
 from lit_reason.jsonl import append_rows, drop_from, is_cut, read_rows
+from tests.conftest import full_disk
 
 PATH = Path("rows.jsonl")
 ROWS = [{"rollout": i, "text": "é" * i} for i in range(3)]
@@ -51,6 +62,57 @@ def test_a_file_that_was_changed_is_refused_where_it_would_be_continued(line):
     if not line.startswith(("[", "{")):
         with pytest.raises(ValueError, match="line 2 is no JSON"):
             list(read_rows(PATH))
+
+
+def save_weights(path):
+    with replacing(path) as partial:
+        save_file({"weight": torch.zeros(1000)}, partial)
+
+
+def save_folder(path):
+    with filling(path.parent / "folder") as partial:
+        (partial / "config.json").write_text("{}")
+        save_file({"weight": torch.zeros(1000)}, partial / "model.safetensors")
+
+
+WRITERS = {
+    "text": lambda path: write_text(path, "x" * 4000),
+    "torch": lambda path: save_tensors({"weight": torch.zeros(1000)}, path),
+    "safetensors": save_weights,
+    "folder": save_folder,
+    "rows": lambda path: append_rows(path, [{"text": "x" * 4000}]),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_full_disk_is_an_error_of_the_file_and_leaves_nothing_behind(write):
+    path = Path("new/file")
+    path.parent.mkdir()
+    with (
+        full_disk(2000),
+        pytest.raises(OSError, match=r"cannot be written \(File too large\); make room") as error,
+    ):
+        write(path)
+    assert error.value.filename in ("new/file", "new/folder")
+    if write is not WRITERS["rows"]:  # a row that was cut off is left out by who reads it
+        assert not list(path.parent.iterdir())
+
+
+def test_a_folder_is_filled_whole_and_may_hold_what_a_kill_left_behind():
+    folder = Path("policy")
+    (folder / ".partial").mkdir(parents=True)
+    (folder / ".partial" / "old").touch()
+    assert holds_nothing(folder)
+    with filling(folder) as partial:
+        (partial / "sub").mkdir()
+        (partial / "sub" / "a").write_text("1")
+        assert [path.name for path in folder.iterdir()] == [".partial"]
+    assert [str(path) for path in folder.rglob("*")] == ["policy/sub", "policy/sub/a"]
+    assert not holds_nothing(folder)
+    with suppress(KeyboardInterrupt), filling(folder) as partial:
+        (partial / "b").touch()
+        raise KeyboardInterrupt
+    assert [path.name for path in folder.iterdir()] == ["sub"]
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

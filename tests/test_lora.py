@@ -39,6 +39,7 @@ VAPO = [
     "--model.actor_optimizer.lr=3e-3",
     "--callbacks.value_warmup.rollouts=1",
     "--callbacks.value_warmup.save=true",
+    "--callbacks.export=ExportPolicy",
 ]
 
 
@@ -342,6 +343,8 @@ def test_both_exports_are_the_trained_policy(runs, tmp_path, capsys):
     assert Pretrained(str(tmp_path / "merged")).actor().state_dict().keys() == (
         Bundled().actor().state_dict().keys()
     )
+    weights = [d / "model.safetensors" for d in (tmp_path / "merged", folder / "shared" / "policy")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
     adapted = PeftModel.from_pretrained(Bundled().actor(), tmp_path / "adapters").eval()
     ids = torch.randint(3, 3 + len(ALPHABET), (4, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

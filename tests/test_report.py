@@ -14,6 +14,7 @@ from lit_reason.errors import ConfigError
 from lit_reason.report.history import Series, collect, read_run
 from lit_reason.report.page import write_page
 from lit_reason.report.plot import draw
+from tests.conftest import full_disk
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "plot_run.py")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -236,3 +237,15 @@ def test_drawing_needs_no_display(tmp_path, monkeypatch):
     assert "MPLBACKEND" not in os.environ
     draw([read_run(make_run(tmp_path / "run", rollouts=50))], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_no_half_a_file(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+    before = sorted(run.iterdir())
+    with full_disk(5000), pytest.raises(SystemExit) as stop:
+        plot_run(run)
+    assert stop.value.code == 2
+    picture = run / "report.png"
+    line = f"error: {picture}: cannot be written (File too large); make room"
+    assert capsys.readouterr().err.startswith(line)
+    assert sorted(run.iterdir()) == before

@@ -1,9 +1,10 @@
 """Resumption: a run that was stopped or killed ends as if it had not been, bit for bit."""
 
 import csv
+import os
 import re
-import resource
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 import yaml
 
+from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
-from tests.conftest import SMALL, fails, fit, tiny
+from scripts.kill_test import arguments, compare
+from tests.conftest import SMALL, config, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
 
@@ -53,6 +56,14 @@ class Generating(Callback):
     def on_stage(self, trainer, stage):
         if trainer.lightning_module.policy_version == 3 and stage == "scoring":
             os.kill(os.getpid(), signal.SIGINT)
+
+class First(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Checking(Callback):
+    def on_sanity_check_start(self, trainer, module):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 class Twice(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -220,6 +231,108 @@ def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
     assert not list(Path().rglob("*.ckpt"))
 
 
+STATES = {  # of VAPO's the tests above tell
+    "ppo": ["--model.kl_in_reward=0.01"],
+    "grpo": ["--model.reference_refresh=2"],  # before the signal, so that the policy has moved on
+    "dapo": ["--data.max_rounds=3"],
+    "vc_ppo": ["--callbacks.value_warmup.rollouts=3"],  # ends with the signal
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("algorithm", STATES)
+def test_every_algorithm_continues_with_the_bits_of_an_uninterrupted_run(algorithm):
+    """Networks, optimizers, schedules, prompts, metrics, samples and every generated token."""
+    args = [*arguments(algorithm, rollouts=4), *STATES[algorithm]]
+    fit(*args, run_dir="whole")
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.Updating")
+    assert versions()["last.ckpt"] == 3
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+def versions(folder="run"):
+    """Rollouts that each checkpoint holds."""
+    return {
+        path.name: torch.load(path, weights_only=True)["policy_version"]
+        for path in Path(folder, "checkpoints").iterdir()
+        if not path.name.startswith("best_")
+    }
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_the_last_checkpoint_is_the_newest_whatever_a_run_continues_from():
+    """Lightning counts versions of a file that the continued run does not know as its own."""
+    with pytest.raises(SystemExit):
+        fit(*GRPO, "--callbacks.x=callback_that_dies.First")
+    assert versions() == {"last.ckpt": 1}
+    fit(*GRPO, "--ckpt_path=run/checkpoints/last.ckpt")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    shutil.copytree("run", "copy")
+    fit(*GRPO, "--trainer.max_epochs=2", "--ckpt_path=last", run_dir="copy")
+    assert versions("copy")["last.ckpt"] == 4
+    assert "last-v1.ckpt" not in versions("copy")
+    (best,) = Path("run/checkpoints").glob("best_*.ckpt")
+    fit(*GRPO, "--trainer.max_epochs=2", f"--ckpt_path={best}")
+    assert versions()["last.ckpt"] == 4
+    assert "last-v1.ckpt" not in versions()
+
+
+def test_a_folder_without_a_last_checkpoint_names_the_newest_of_the_others(copied, capsys):
+    copied.unlink()
+    newest = "run/checkpoints/rollout_00002.ckpt"
+    os.utime(newest)
+    hint = re.escape(f"continue it with --ckpt_path={newest}")
+    assert re.search(hint, fails(capsys, "fit", *GRPO, "--run_dir=run"))
+    line = resumed(capsys, *GRPO, "--ckpt_path=last")
+    assert f"run_dir=run holds no last.ckpt; the newest is --ckpt_path={newest}" in line
+
+
+COLD = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Stops(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), self.number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_cold_start_that_was_stopped_ends_with_the_same_policy(number, monkeypatch, capsys):
+    """In the middle of the second of three epochs."""
+    monkeypatch.syspath_prepend(Path().resolve())
+    Path("callback_that_stops.py").write_text(COLD)
+    sys.modules.pop("callback_that_stops", None)
+    few = {
+        "trainer.max_epochs": 3,
+        "trainer.log_every_n_steps": 1,
+        "data.batches_per_epoch": 2,
+        "data.batch_size": 2,
+    }
+    args = [config("cold_start.yaml"), *(f"--{key}={value}" for key, value in few.items())]
+    args += ["--data.task.n_max=3", "--trainer.enable_progress_bar=false"]
+    main(["cold_start", *args, "--run_dir=whole"])
+    stops = ["--callbacks.x=callback_that_stops.Stops", f"--callbacks.x.number={number:d}"]
+    with pytest.raises(SystemExit) as stop:
+        main(["cold_start", *args, *stops, "--run_dir=run"])
+    assert stop.value.code == 128 + number
+    assert not Path("run/policy").exists()
+    said = re.search(
+        r"after 4 steps; continue with: python -m lit_reason (.*)\n", capsys.readouterr().err
+    )
+    main(said[1].split())
+    whole, other = (Path(name, "policy", "model.safetensors") for name in ("whole", "run"))
+    assert whole.read_bytes() == other.read_bytes()
+    assert rows_of("whole") == rows_of("run")
+
+
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(capsys):
     Path("broken.ckpt").write_bytes(b"not a checkpoint")
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--ckpt_path=broken.ckpt", "--run_dir=run")
@@ -254,6 +367,34 @@ def copied(finished, tmp_path):
 
 def resumed(capsys, *args):
     return fails(capsys, "fit", *args, "--run_dir=run", "--trainer.max_epochs=2")
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_resumed_run_that_is_stopped_before_it_trains_says_how_to_continue(copied, capsys):
+    before = copied.read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        fit(*GRPO, "--callbacks.x=callback_that_dies.Checking", "--ckpt_path=last")
+    assert stop.value.code == 143
+    said = capsys.readouterr().err
+    command = f"fit --config run/config.yaml --ckpt_path {copied}"
+    assert f"without a new checkpoint; continue with: python -m lit_reason {command}\n" in said
+    assert copied.read_bytes() == before
+
+
+def test_what_changed_is_printed_also_where_nothing_is_left_to_train(copied, capsys):
+    fit(*GRPO, "--ckpt_path=last", "--data.sampling.temperature=0.9")
+    assert versions()["last.ckpt"] == 2
+    printed = capsys.readouterr().out
+    assert "changed on resuming: data.sampling.temperature=0.9, was 1.0" in printed
+
+
+def test_steps_that_were_not_finite_are_counted_on(copied):
+    saved = torch.load(copied, weights_only=True)
+    assert saved["nonfinite"] == {"actor": 0}
+    torch.save({**saved, "nonfinite": {"actor": 3}}, copied)
+    assert run(["fit", *GRPO, "--run_dir=run", "--ckpt_path=last"]).model.guard.in_a_row == {
+        "actor": 3
+    }
 
 
 def test_settings_given_on_resuming_apply_and_are_printed(copied, capsys):
@@ -323,13 +464,9 @@ def test_a_checkpoint_that_was_changed_is_one_line_and_nothing_of_it_runs(change
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint_whole(copied, capsys):
-    """A limit on the size of files is, to the writer, a disk without room for them."""
-    before, limits = copied.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
-    try:
+    before = copied.read_bytes()
+    with full_disk(len(before) // 2):
         line = resumed(capsys, *GRPO, f"--ckpt_path={copied}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert re.search(r"\w+_00004\.ckpt: cannot be written \(File too large\); make room", line)
     assert copied.read_bytes() == before
     assert not [p for p in Path().rglob("*") if "partial" in p.name]

@@ -7,6 +7,7 @@ The others only observe.
 
 from lit_reason.callbacks.critic import CriticMonitor
 from lit_reason.callbacks.entropy import EntropyMonitor
+from lit_reason.callbacks.export import ExportPolicy
 from lit_reason.callbacks.overlong import OverlongFilter
 from lit_reason.callbacks.predictions import PredictionWriter
 from lit_reason.callbacks.progress import ReasonProgressBar
@@ -19,6 +20,7 @@ from lit_reason.callbacks.value_warmup import ValueWarmup
 __all__ = [
     "CriticMonitor",
     "EntropyMonitor",
+    "ExportPolicy",
     "OverlongFilter",
     "PredictionWriter",
     "ReasonProgressBar",

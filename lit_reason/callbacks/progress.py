@@ -25,7 +25,8 @@ class ReasonProgressBar(TQDMProgressBar):
 
     def on_stage(self, trainer: Trainer, stage: Stage) -> None:
         """Redraws the description; called by `enter_stage`."""
-        if self.is_disabled or self._train_progress_bar is None or stage == "validation":
+        unseen = stage in ("validation", "demonstrations")
+        if self.is_disabled or self._train_progress_bar is None or unseen:
             return
         if trainer.sanity_checking or trainer.validating:
             return

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_reason.errors import ConfigError
+from lit_reason.files import replacing, write_text
 from lit_reason.report.child import Child, end, start
 from lit_reason.report.curves import Curve, curve_of, write_curves
 from lit_reason.report.history import read_run
@@ -164,7 +165,7 @@ class Ablation:
         if folder.is_dir():
             shutil.rmtree(folder)  # half-finished; `check` has seen that it is this runner's
         folder.mkdir(parents=True)
-        (folder / "command.json").write_text(json.dumps(command, indent=1), encoding="utf-8")
+        write_text(folder / "command.json", json.dumps(command, indent=1))
         return start(command, folder / "log.txt")
 
     def _result(self, run: Started, status: int) -> Result:
@@ -177,7 +178,7 @@ class Ablation:
             run.point.name, run.seed, "finished", before, after, rollouts, minutes,
             config_hash(folder / "run" / "config.yaml"), commit(),
         )  # fmt: skip
-        (folder / "result.json").write_text(json.dumps(vars(result)), encoding="utf-8")
+        write_text(folder / "result.json", json.dumps(vars(result)))
         return result
 
     def curves(self, results: Sequence[Result]) -> list[Curve]:
@@ -196,12 +197,11 @@ class Ablation:
         rows = sorted(results.values(), key=lambda r: (r.seed, places[r.point]))
         values = {point.name: point.values for point in self.points}
         columns = ["point", *self.sweep.grid, *list(vars(rows[0]))[1:]]
-        partial = self.out / "results.csv.part"
-        with partial.open("w", newline="", encoding="utf-8") as file:
+        path = self.out / "results.csv"
+        with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows({**values[r.point], **vars(r)} for r in rows)
-        partial.replace(self.out / "results.csv")
         write_curves(self.curves(rows), self.sweep.metric, self.out / "curves.csv")
 
 

@@ -13,6 +13,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lit_reason.files import replacing, write_text
 from lit_reason.functional import bootstrap_interval
 from lit_reason.report.curves import Curve, mean_curve, seeds_at
 from lit_reason.report.page import image, write_html
@@ -35,9 +36,8 @@ def write_comparison(
         out: Folder; made if it does not exist.
         facts: More for the JSON, such as each run.
     """
-    out.mkdir(parents=True, exist_ok=True)
     files = [out / name for name in FILES]
-    files[0].write_text(markdown(table) + "\n", encoding="utf-8")
+    write_text(files[0], markdown(table) + "\n")
     draw(table, curves, files[1])
     parts = [f"<p>{escape(caption(table))}</p>", html_table(cells(table))]
     parts.append(image(files[1], f"Learning curves and final {table.metric} of every row"))
@@ -47,7 +47,7 @@ def write_comparison(
     ]
     content = {**vars(table), "rows": rows, "machine": machine(), **(facts or {})}
     text = json.dumps(_without_nan(content), indent=1, ensure_ascii=False)
-    files[3].write_text(text + "\n", encoding="utf-8")
+    write_text(files[3], text + "\n")
     return files
 
 
@@ -76,7 +76,8 @@ def draw(table: Table, curves: Sequence[Curve], path: Path) -> None:
         draw_rows(grid[1], table, looks)
         if papers:
             draw_paper(grid[2], table, looks)
-        figure.savefig(path)
+        with replacing(path) as partial:
+            figure.savefig(partial, format="png")
 
 
 def draw_curves(

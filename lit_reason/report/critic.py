@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lit_reason.errors import ConfigError
+from lit_reason.files import replacing
 from lit_reason.jsonl import read_rows
 from lit_reason.report.history import Run
 from lit_reason.report.plot import (
@@ -115,7 +116,8 @@ def draw_critic(run: Run, rows: Sequence[Row], path: Path) -> None:
         figure.suptitle(f"Critic of {name} · {run.rollouts} rollouts", fontsize=12)
         handles = [*legend([run]), *_of_curves(some)]
         figure.legend(handles=handles, loc="outside lower center", ncols=5)
-        figure.savefig(path)
+        with replacing(path) as partial:
+            figure.savefig(partial, format="png")
 
 
 # ---- plots ---------------------------------------------------------------------------------------

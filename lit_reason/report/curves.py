@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_reason.errors import ConfigError
+from lit_reason.files import replacing
 from lit_reason.report.history import Run, Series
 
 KEPT = ("accuracy", "response_length", "entropy", "value/explained_variance")
@@ -138,9 +139,8 @@ def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
 
     The metric is written exactly, so that a table made of the file is the one made of the runs.
     """
-    partial = path.with_name(path.name + ".part")
     keys = [metric, *KEPT]
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["point", "seed", "warmup", "rollout", *keys])
         for curve in curves:
@@ -150,7 +150,6 @@ def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
                 values = [at.get(key, {}).get(place) for key in keys]
                 cells = [_cell(value, "" if i == 0 else ".5g") for i, value in enumerate(values)]
                 writer.writerow([curve.point, curve.seed, curve.warmup, f"{place:g}", *cells])
-    partial.replace(path)
 
 
 def read_curves(path: Path) -> list[Curve]:

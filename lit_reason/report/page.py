@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from lit_reason.files import write_text
 from lit_reason.report.history import HELD_OUT, Run
 
 CSS = """
@@ -70,12 +71,11 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         parts: HTML, in which what others wrote is escaped.
     """
     title, body = escape(title), "\n".join(parts)
-    path.write_text(
+    write_text(
+        path,
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width">\n<style>{CSS}</style></head>\n'
         f"<body>\n<h1>{title}</h1>\n{body}\n</body></html>\n",
-        encoding="utf-8",
-        errors="backslashreplace",  # of half a surrogate pair
     )
 
 

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from lit_reason.files import replacing
 from lit_reason.report.history import Run, Series
 
 # Okabe and Ito: told apart with every common kind of colour blindness
@@ -93,7 +94,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         figure.suptitle(f"{names} · {max(run.rollouts for run in runs)} rollouts", fontsize=12)
         handles = legend(runs)
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
-        figure.savefig(path)
+        with replacing(path) as partial:
+            figure.savefig(partial, format="png")
 
 
 def draw_panel(axes: Any, panel: Panel, runs: Sequence[Run]) -> None:
