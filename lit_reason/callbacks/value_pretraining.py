@@ -97,7 +97,8 @@ class ValuePretraining(ValueWarmup):
         """Gives up the critic of a later rollout than the one that a run is taken back to."""
         module: Any = pl_module
         file = self._folder(trainer) / CRITIC_FILE
-        later = file.is_file() and int(notes_of(file)["rollouts"]) > module.policy_version
+        resumed = bool(trainer.ckpt_path) and file.is_file()
+        later = resumed and int(notes_of(file)["rollouts"]) > module.policy_version
         if not trainer.strategy.broadcast(later):
             return
         rank_zero_warn(
