@@ -93,7 +93,7 @@ def test_new_adapters_take_the_recordings_of_their_base(recorded):
 def test_offline_pretraining_resumes_to_the_same_bits(recorded):
     path, _ = recorded
 
-    def go(epochs, ckpt_path=None):
+    def go(folder, epochs, ckpt_path=None):
         module = module_of()
         engine = Recorded(str(path))
         trainer = run(
@@ -102,13 +102,14 @@ def test_offline_pretraining_resumes_to_the_same_bits(recorded):
             ValuePretraining(patience=None),
             max_epochs=epochs,
             ckpt_path=ckpt_path,
+            default_root_dir=folder,
         )
         return module, trainer
 
-    whole, _ = go(4)
-    _, trainer = go(2)
+    whole, _ = go("whole", 4)
+    _, trainer = go("half", 2)
     trainer.save_checkpoint("half.ckpt")
-    rest, _ = go(4, "half.ckpt")
+    rest, _ = go("half", 4, "half.ckpt")
     assert torch.equal(weights(whole.critic), weights(rest.critic))
 
 
