@@ -138,8 +138,35 @@ def test_a_run_taken_back_gives_up_the_critic_of_later_rollouts():
     ],
 )
 def test_a_score_that_says_nothing_is_warned_of(score, why):
-    callback = Scores(0.5, score, patience=None)
+    callback = Scores(0.5, 0.25, score, score, patience=1)
     with pytest.warns(ConfigWarning, match=f"explained_variance={score}: .*{why}"):
+        run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=3, **WHOLE)
+    assert callback.state_dict() == {"best": 0.25, "risen": 0.25, "waited": 0}
+    assert notes_of(Path("run/critic/critic.safetensors"))["rollouts"] == "1"
+
+
+def test_a_critic_that_has_diverged_is_not_kept():
+    callback = Scores(0.5, -math.inf, patience=None)
+    with (
+        pytest.warns(ConfigWarning, match=r"has diverged; lower model\.critic_optimizer"),
+        pytest.warns(ConfigWarning, match="keeps no critic, as it has diverged"),
+    ):
+        run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=1, **WHOLE)
+    assert not Path("run/critic/critic.safetensors").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_a_critic_that_has_diverged(value):
+    class Broken(Scores):
+        def on_validation_end(self, trainer, pl_module):
+            pl_module.last_evaluation["val/value/bias"] = value
+            super().on_validation_end(trainer, pl_module)
+
+    callback = Broken(math.nan, math.nan, patience=None)
+    with (
+        pytest.warns(ConfigWarning, match="explained_variance=nan: the critic has diverged"),
+        pytest.warns(ConfigWarning, match="keeps no critic, as it has diverged"),
+    ):
         run(module_of(), data_of(rollouts_per_epoch=1), callback, max_epochs=1, **WHOLE)
 
 

@@ -51,6 +51,7 @@ class ValuePretraining(ValueWarmup):
         self.patience, self.min_delta = patience, min_delta
         self.best = self.risen = -math.inf  # highest score; the one that patience waits to exceed
         self.waited = 0
+        self.diverged = False  # at the last validation
 
     @property
     def monitored(self) -> str:
@@ -97,7 +98,7 @@ class ValuePretraining(ValueWarmup):
         """Gives up the critic of a later rollout than the one that a run is taken back to."""
         module: Any = pl_module
         file = self._folder(trainer) / CRITIC_FILE
-        resumed = bool(trainer.ckpt_path) and file.is_file()
+        resumed = trainer.is_global_zero and bool(trainer.ckpt_path) and file.is_file()
         later = resumed and int(notes_of(file)["rollouts"]) > module.policy_version
         if not trainer.strategy.broadcast(later):
             return
@@ -119,8 +120,11 @@ class ValuePretraining(ValueWarmup):
         # before training nothing is worth keeping, and on resuming it has been looked at already
         if trainer.sanity_checking or "critic" not in module.stepped:
             return
-        if why := _says_nothing(score):
+        bias = module.last_evaluation.get("val/value/bias", 0.0)
+        self.diverged = score == -math.inf or not math.isfinite(bias)
+        if why := _says_nothing(score, self.diverged):
             rank_zero_warn(f"{self.monitored}={score}: {why}", category=ConfigWarning)
+            return
         if score > self.best:
             self.best = score
             self._write(trainer, module, **{self.monitored.rpartition("/")[2]: f"{score:.4f}"})
@@ -141,6 +145,13 @@ class ValuePretraining(ValueWarmup):
         folder = self._folder(trainer)
         if (folder / CRITIC_FILE).exists():
             return
+        if self.diverged:
+            rank_zero_warn(
+                "callbacks: ValuePretraining keeps no critic, as it has diverged; lower "
+                "model.critic_optimizer.lr",
+                category=ConfigWarning,
+            )
+            return
         if self.best > -math.inf:
             rank_zero_warn(
                 f"callbacks: ValuePretraining keeps the last critic in {folder}; the best one, of "
@@ -160,8 +171,10 @@ class ValuePretraining(ValueWarmup):
         self.risen = state_dict.get("risen", self.best)
 
 
-def _says_nothing(score: float) -> str | None:
+def _says_nothing(score: float, diverged: bool) -> str | None:
     """Why a score says nothing of a critic, and what to do."""
+    if diverged:
+        return "the critic has diverged; lower model.critic_optimizer.lr"
     if math.isnan(score):
         return (
             "no response to a held-out problem trains the critic, so that this validation says "
@@ -172,8 +185,6 @@ def _says_nothing(score: float) -> str | None:
             "all responses to held-out problems earn the same, so that this validation says "
             "nothing; give data.val_task more problems, or others"
         )
-    if not math.isfinite(score):
-        return "the critic has diverged; lower model.critic_optimizer.lr"
     return None
 
 
