@@ -39,9 +39,11 @@ class Backbone(ABC):
 
     Args:
         critic_init: Where the critic starts: "policy" (the actor's weights and a zero head),
-            "random" (fresh weights and a zero head), a folder that `ValuePretraining` or
-            `ValueWarmup` saved, or a reward model (folder or hub id of a sequence-classification
-            model with one label, of the same architecture).
+            "random" (fresh weights and a zero head), "rm" (as "policy", and what the value warm-up
+            or pretraining of the run then teaches is the outcome at the last token alone, as a
+            reward model is trained), a folder that `ValuePretraining` or `ValueWarmup` saved, or a
+            reward model (folder or hub id of a sequence-classification model with one label, of
+            the same architecture).
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
 
     Attributes:

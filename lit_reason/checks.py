@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lit_reason.advantages import GroupRelative
+from lit_reason.critics import RM
 from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, warn_of_no_effect
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ def check_samples(module: ReasonModule, data: RolloutDataModule) -> None:
     total = (module.trainer.max_epochs or 0) * data.rollouts_per_epoch
     if not data.engine.on_policy and waits < max(total, 1):
         raise ConfigError(OFF_POLICY)
+    if module.value is not None and module.backbone.critic_init == RM and not waits:
+        raise ConfigError(
+            "model.backbone.critic_init=rm: only a value warm-up teaches the outcome at the last "
+            "token; add callbacks.value_warmup=ValueWarmup, or choose policy"
+        )
 
 
 def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:

@@ -21,7 +21,8 @@ from lit_reason.reward_models import load_reward_model
 from lit_reason.sharding import whole
 
 CRITIC_FILE = "critic.safetensors"
-FRESH = ("policy", "random")  # critics that are made, not loaded
+RM = "rm"  # a warm-up then makes what it is named for
+FRESH = ("policy", "random", RM)  # critics that are made, not loaded
 
 
 def check_critic_init(critic_init: str) -> None:
@@ -33,12 +34,6 @@ def check_critic_init(critic_init: str) -> None:
     folder = Path(critic_init).expanduser()
     if critic_init in FRESH or any((folder / f).is_file() for f in (CRITIC_FILE, "config.json")):
         return
-    if critic_init == "rm":
-        raise ConfigError(
-            "model.backbone.critic_init=rm: a critic that has learned the outcome at the last "
-            "token only is made by a warm-up; set callbacks.value_warmup.tokens=last, or name a "
-            "reward model"
-        )
     if (folder / "critic" / CRITIC_FILE).is_file():
         raise ConfigError(
             f"model.backbone.critic_init={critic_init}: is a run folder; its critic is "
@@ -47,7 +42,7 @@ def check_critic_init(critic_init: str) -> None:
     is_hub_id = critic_init.count("/") == 1 and not critic_init.startswith((".", "/", "~"))
     if folder.exists() or not is_hub_id:
         raise ConfigError(
-            f"model.backbone.critic_init={critic_init}: neither 'policy' nor 'random', nor a "
+            f"model.backbone.critic_init={critic_init}: none of 'policy', 'random' and 'rm', nor a "
             f"folder that holds {CRITIC_FILE} (ValuePretraining and ValueWarmup write one) or a "
             "reward model, nor a reward model's hub id"
         )

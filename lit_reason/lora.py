@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lit_reason.backbones import Backbone, prepare
-from lit_reason.critics import CRITIC_FILE, start_critic
+from lit_reason.critics import CRITIC_FILE, RM, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.files import filling
 from lit_reason.fingerprint import fingerprint
@@ -47,10 +47,10 @@ class LoRA(Backbone):
             as [q_proj, v_proj].
         share: Whether the critic stands on the actor's base; false gives it a copy, which trains
             to the same numbers and takes the memory of one more base.
-        critic_init: Where the critic starts: "policy" (the base, new adapters and a zero head) or
-            a folder that `ValuePretraining` or `ValueWarmup` saved of a LoRA run; with
-            `share=false` also that of another critic, or a reward model, whose weights are then
-            the critic's own frozen base.
+        critic_init: Where the critic starts: "policy" (the base, new adapters and a zero head),
+            "rm" (see `Backbone`), or a folder that `ValuePretraining` or `ValueWarmup` saved of a
+            LoRA run; with `share=false` also that of another critic, or a reward model, whose
+            weights are then the critic's own frozen base.
         seed: Seed of the adapters' initial weights.
     """
 
@@ -185,7 +185,7 @@ class LoRA(Backbone):
 
     @property
     def _starts_from_adapters(self) -> bool:
-        return self.critic_init == "policy" or _holds_adapters(self.critic_init)
+        return self.critic_init in ("policy", RM) or _holds_adapters(self.critic_init)
 
     def _check_critic_init(self) -> None:
         if self.critic_init == "random":

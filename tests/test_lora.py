@@ -417,7 +417,7 @@ def test_a_critic_with_weights_of_its_own_needs_a_base_of_its_own(llama, tmp_pat
         ({"alpha": 0}, r"model\.backbone\.alpha=0: must be above 0, for example 32"),
         ({"target_modules": []}, r"target_modules=\[\]: adapts nothing"),
         ({"critic_init": "random"}, r"critic_init=random: .*choose 'policy'"),
-        ({"critic_init": "polciy"}, r"critic_init=polciy: neither"),
+        ({"critic_init": "polciy"}, r"critic_init=polciy: none of"),
         ({"base": Bundled(critic_init="random")}, r"base\.critic_init=random: .*no effect"),
     ],
 )

@@ -15,13 +15,14 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from lit_reason.__main__ import main
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.architecture import architecture, difference
-from lit_reason.backbones import Pretrained, Scratch, character_tokenizer
+from lit_reason.backbones import Bundled, Pretrained, Scratch, character_tokenizer
 from lit_reason.callbacks import CriticMonitor, OverlongFilter, ValuePretraining, ValueWarmup
 from lit_reason.critics import notes_of, save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import GroupFilter
 from lit_reason.functional import explained_variance, gae, last_token
 from lit_reason.learner import Update
+from lit_reason.lora import LoRA
 from lit_reason.module import ReasonModule
 from lit_reason.networks import state_values, values_and_after
 from lit_reason.objectives import ClippedSurrogate
@@ -618,11 +619,29 @@ def test_weights_that_are_not_finite_are_no_start(tmp_path):
         Pretrained(path, critic_init=str(tmp_path / "rm")).critic()
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_critic_that_begins_as_a_reward_model_has_learned_the_outcome_at_last_tokens(lora):
+    """`critic_init=rm` is the policy's weights and a warm-up with `tokens=last`."""
+    if lora:
+        pytest.importorskip("peft")
+    critics = []
+    for init, tokens in (("policy", "last"), ("rm", "all"), ("policy", "all")):
+        backbone = LoRA(Bundled(), r=2, critic_init=init) if lora else Bundled(critic_init=init)
+        module = module_of(backbone)
+        run(module, data_of(rollouts_per_epoch=2), ValueWarmup(2, save=True, tokens=tokens))
+        critics.append(weights(module.critic))
+    last, rm, every = critics
+    assert torch.equal(rm, last)
+    assert not torch.equal(rm, every)
+
+
+def test_a_critic_that_begins_as_a_reward_model_needs_a_warm_up():
+    module = module_of(Bundled(critic_init="rm"))
+    with pytest.raises(ConfigError, match=r"critic_init=rm: .* add callbacks\.value_warmup="):
+        run(module, data_of())
+
+
 def test_a_start_that_is_nearly_named_is_pointed_at(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"critic_init=rm: .*callbacks\.value_warmup\.tokens=last"
-    ):
-        Scratch(ALPHABET, critic_init="rm")
     made = Scratch(ALPHABET)
     save_critic(made.critic(), tmp_path / "critic", made.tokenizer)
     with pytest.raises(ConfigError, match=rf"is a run folder; its critic is {tmp_path}/critic"):

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.critics import CRITIC_FILE, notes_of, save_critic
+from lit_reason.critics import CRITIC_FILE, RM, notes_of, save_critic
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.functional import last_token
 
@@ -31,6 +31,7 @@ class ValueWarmup(Callback):
         tokens: "all" regresses the return at every token. "last" does so at the last one only, as
             a reward model is trained: the critic then means nothing at the tokens before, which is
             the value-initialisation bias that VC-PPO (§3.1) describes. For studying the collapse.
+            `model.backbone.critic_init=rm` sets "last".
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class ValueWarmup(Callback):
                 "leave it out, or set model.value and a model.advantage that uses it"
             )
         if stage == "fit":
+            if module.backbone.critic_init == RM:
+                self.tokens = "last"
             self._warn_if_policy_never_trains(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
