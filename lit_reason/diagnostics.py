@@ -123,9 +123,11 @@ class _Measured:
         """R, R², E, E², δ, δ² of each token.
 
         R, E and δ are taken from their means over all ranks, so that the squares do not cancel.
+        What is not finite is left out of the means, and spoils only the places where it is.
         """
         columns = [x.double() for x in (self.returns, self.errors, self.td)]
-        first = torch.stack([self.seen.sum().double(), *(x[self.seen].sum() for x in columns)])
+        totals = [x[self.seen].nan_to_num(0.0, 0.0, 0.0).sum() for x in columns]
+        first = torch.stack([self.seen.sum().double(), *totals])
         count, *means = first if self.reduce is None else self.reduce(first)
         centred = [x - mean / count.clamp(min=1) for x, mean in zip(columns, means, strict=True)]
         return [y for x in centred for y in (x, x**2)]

@@ -238,6 +238,7 @@ def test_a_critic_that_has_diverged_leaves_a_gap_in_valid_json(rollout):
     text = json.dumps(curves, allow_nan=False)
     assert curves["value"]["all"][0] is None
     assert curves["value"]["all"][1] is not None
+    assert [x is None for x in curves["explained_variance"]] == [True] + [False] * 5
     assert json.loads(text) == curves
 
 
