@@ -74,6 +74,28 @@ def check_advantages(
             raise ConfigError(f"{key}: {bad} are not finite, though rewards and values are")
 
 
+def monte_carlo_returns(
+    rewards: Tensor, mask: Tensor, gamma: float, after: Tensor | None = None
+) -> Tensor:
+    """What followed each token, whatever λ a critic learns with.
+
+    Args:
+        rewards: (B, T) of the tokens.
+        mask: (B, T) bool: the policy sampled the token.
+        gamma: Discount γ.
+        after: (B,) what the state after the last token counts as; `None` is 0.
+
+    Returns:
+        (B, T) float32.
+
+    Example:
+        >>> rewards = torch.tensor([[0.0, 0.0, 1.0]])
+        >>> monte_carlo_returns(rewards, torch.ones(1, 3, dtype=torch.bool), gamma=0.5)
+        tensor([[0.2500, 0.5000, 1.0000]])
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0, after)
+
+
 class AdvantageEstimator(ABC):
     """Base class of advantage estimators.
 

@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lit_reason.errors import ConfigError
 from lit_reason.forms import require_tensor
-from lit_reason.functional import gae
 from lit_reason.verdict import Status, Verdict
 
 T = TypeVar("T", bound="_Rows")
@@ -366,16 +365,6 @@ class Experience(_Rows):
 
     def __len__(self) -> int:
         return len(self.rollout)
-
-    def monte_carlo_returns(self, gamma: float) -> Tensor:
-        """(B, T): what followed each token, whatever λ the critic learns with.
-
-        Args:
-            gamma: Discount γ.
-        """
-        assert self.rewards is not None
-        nothing = torch.zeros_like(self.rewards)
-        return gae(self.rewards, nothing, self.rollout.policy_mask, gamma, 1.0, self.after)
 
 
 class Prediction(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_reason.advantages import monte_carlo_returns
 from lit_reason.batch import Experience
 from lit_reason.functional import (
     Reduce,
@@ -114,7 +115,7 @@ class _Measured:
         # a warm-up on last tokens is judged at all tokens too
         self.seen = self.mask & rollout.value_mask.any(dim=1, keepdim=True)
         self.acting = self.mask & rollout.loss_mask
-        self.returns = experience.monte_carlo_returns(gamma)
+        self.returns = monte_carlo_returns(self.rewards, self.mask, gamma, self.after)
         self.errors = self.returns - self.predicted
         self.td = gae(self.rewards, self.predicted, self.mask, gamma, 0.0, self.after)
         self.moments = self._moments()

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_reason.advantages import monte_carlo_returns
 from lit_reason.annotation import token_rewards
 from lit_reason.batch import RolloutBatch
 from lit_reason.errors import ConfigWarning
-from lit_reason.functional import gae
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import policy_outputs, values_and_after
 from lit_reason.scores import Samples, why_nothing_is_right
@@ -89,9 +89,9 @@ class Evaluator:
             for rows in self._micro_batches(rollout):
                 values[rows], end[rows] = values_and_after(self.module.critic, rollout[rows])
         estimator, mask = self.module.advantage, rollout.policy_mask
-        after = [torch.where(rollout.truncated, end, 0.0)] if estimator.bootstraps else []
+        after = torch.where(rollout.truncated, end, 0.0) if estimator.bootstraps else None
         rewards = token_rewards(rollout, {}, kl_in_reward=0.0)
-        returns = gae(rewards, torch.zeros_like(values), mask, estimator.gamma, 1.0, *after)
+        returns = monte_carlo_returns(rewards, mask, estimator.gamma, after)
         return values, returns, mask, rollout.value_mask
 
     def _micro_batches(self, rollout: RolloutBatch) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lit_reason.advantages import AdvantageEstimator
+from lit_reason.advantages import AdvantageEstimator, monte_carlo_returns
 from lit_reason.annotation import annotate, compare
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
@@ -396,7 +396,9 @@ class ReasonModule(LightningModule):
         if self.reduce is not None:
             stats = over_ranks(stats, self.trainer.strategy, self.device)
         if experience.values is not None and experience.rewards is not None:
-            returns = experience.monte_carlo_returns(self.advantage.gamma)
+            returns = monte_carlo_returns(
+                experience.rewards, rollout.policy_mask, self.advantage.gamma, experience.after
+            )
             stats["value/explained_variance"] = explained_variance(
                 experience.values, returns, rollout.value_mask, reduce=self.reduce
             )

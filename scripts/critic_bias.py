@@ -90,9 +90,8 @@ def main(args: list[str] | None = None) -> None:
                     print(
                         f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True
                     )
-                    rows += (
-                        [measure(ablation, result, setting)] if result.status == "finished" else []
-                    )
+                    if result.status == "finished":
+                        rows.append(measure(ablation, result, setting))
     except KeyboardInterrupt:
         sys.exit(130)
     if not rows:

@@ -190,8 +190,8 @@ def _says_nothing(score: float, diverged: bool) -> str | None:
 
 def _warn_of_other_sampling(data: Any) -> None:
     """The critic learns what responses of `data.sampling` earn."""
-    own, other = vars(data.sampling), vars(data.val_sampling)
-    other = [f"{k}={v}" for k, v in other.items() if v != own[k]]
+    own = vars(data.sampling)
+    other = [f"{k}={v}" for k, v in vars(data.val_sampling).items() if v != own[k]]
     if other:
         warnings.warn(
             f"data.val_sampling.{', '.join(other)}: ValuePretraining would judge the critic on "
