@@ -244,7 +244,7 @@ class ReasonCLI(LightningCLI):
                 config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
             )
         warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
-        if config.dry_run:
+        if config.dry_run is not False:
             self._prepare_dry_run(config)
         check_checkpoint(config.get("ckpt_path"), config.run_dir)
         config.run_dir = choose_run_dir(
@@ -287,8 +287,10 @@ class ReasonCLI(LightningCLI):
         if self.subcommand != "fit" or self.model_class is not ReasonModule:
             raise ConfigError(f"dry_run={config.dry_run}: only `fit` is estimated; leave it out")
         if config.dry_run is not True:
-            if config.dry_run < 0:
-                raise ConfigError(f"dry_run={config.dry_run}: must be true, or so many rollouts")
+            if config.dry_run < 1:
+                raise ConfigError(
+                    f"dry_run={config.dry_run}: must be true, or how many rollouts to time"
+                )
             config.data.rollouts_per_epoch = config.dry_run
         self.scratch = TemporaryDirectory(prefix="lit_reason_")
         config.run_dir, config.ckpt_path = self.scratch.name, None

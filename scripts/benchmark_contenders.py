@@ -114,9 +114,16 @@ class Stages(Callback):
 
 
 def run_lit_reason(
-    case: Case, connection: Any, critic: bool, old_logprobs: Literal["engine", "trainer"]
+    case: Case, stages: Callback, critic: bool, old_logprobs: Literal["engine", "trainer"]
 ) -> None:
-    """DAPO, or VAPO with `critic`, without what TRL has no counterpart of."""
+    """DAPO, or VAPO with `critic`, without what TRL has no counterpart of.
+
+    Args:
+        case: The work.
+        stages: Watches the stages of each rollout.
+        critic: VAPO instead of DAPO.
+        old_logprobs: Who says them.
+    """
     warnings.filterwarnings("ignore")
     torch.set_num_threads(case.threads)
     seed_everything(case.seed, verbose=False)
@@ -152,7 +159,7 @@ def run_lit_reason(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[EntropyMonitor(), Stages(Meter(case, connection))],
+        callbacks=[EntropyMonitor(), stages],
     )
     trainer.fit(module, data)
 
@@ -236,4 +243,5 @@ def work(contender: str, case: Case, connection: Any) -> None:
         run_trl(case, connection)
     else:
         critic, again = contender == "vapo", contender == "dapo_rescored"
-        run_lit_reason(case, connection, critic, "trainer" if again else "engine")
+        stages = Stages(Meter(case, connection))
+        run_lit_reason(case, stages, critic, "trainer" if again else "engine")
