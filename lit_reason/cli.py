@@ -51,7 +51,7 @@ from lit_reason.errors import (
     users_mistake,
 )
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
-from lit_reason.given import flags, full_key, read_configs, settings
+from lit_reason.given import FAMILIES, flags, full_key, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
@@ -262,7 +262,7 @@ class ReasonCLI(LightningCLI):
         for section, cls in sections.items():
             check_nulls(section, cls, plain.get(section))
         given = settings(ReasonParser.arguments)
-        for family in ("callbacks", "model.terms", "data.rewards"):
+        for family in FAMILIES:
             if isinstance(config.get(family), dict):
                 config[family] = without_dropped(family, config[family], given)
         if self.subcommand == "fit" and config.data.get("val_task", 0) is None:

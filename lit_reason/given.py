@@ -16,6 +16,8 @@ Settings = list[tuple[str, str]]  # (full key, value) of everything given, in or
 _HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+(?:\.\w+)*)(?:=([^:,]*))?(?=[:,])")
 _SECTIONS = ("model", "data", "trainer", "callbacks")
 
+FAMILIES = ("callbacks", "model.terms", "data.rewards")  # keys that hold named parts
+
 
 def settings(args: Sequence[str]) -> Settings:
     """Every (key, value) on the command line and in its files; files that fail are left out."""
@@ -48,26 +50,40 @@ def read_config(file: str) -> dict[str, Any]:
     Raises:
         ConfigError: See `read_configs`.
     """
-    try:
-        content = yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"config={file}: not a text file; give a YAML file") from error
-    except OSError as error:
-        raise ConfigError(f"config={file}: {error.strerror}; give a YAML file") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"config={file}: not valid YAML{place}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config={file}: not valid YAML") from error
+    key = f"config={file}"
+    content = read_yaml(key, file)
     if not isinstance(content, dict):
         held = "is empty" if content is None else f"holds a {type(content).__name__}"
-        raise ConfigError(f"config={file}: {held}; it must map keys to values, as model: ...")
+        raise ConfigError(f"{key}: {held}; it must map keys to values, as model: ...")
     try:
         _check_keys(file, "", content)
     except RecursionError:
-        raise ConfigError(f"config={file}: an alias refers to itself; write it out") from None
+        raise ConfigError(f"{key}: an alias refers to itself; write it out") from None
     return content
+
+
+def read_yaml(key: str, file: str | Path) -> Any:
+    """What a YAML file holds.
+
+    Args:
+        key: What names the file, for messages.
+        file: The file.
+
+    Raises:
+        ConfigError: It is missing, is not YAML, or has a key twice.
+    """
+    try:
+        return yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: not a text file; give a YAML file") from error
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.strerror}; give a YAML file") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{key}: not valid YAML{place}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: not valid YAML") from error
 
 
 def _check_keys(file: str, prefix: str, content: dict[Any, Any]) -> None:
@@ -82,11 +98,18 @@ def _check_keys(file: str, prefix: str, content: dict[Any, Any]) -> None:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently take the second."""
+    """Refuses a key that stands twice, of which YAML would silently take the second.
+
+    And one that is a list or a mapping, as `{{NAME}}` of a template that was not filled.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(
+                    problem="a key is a list or a mapping; quote it", problem_mark=key.start_mark
+                )
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key.value} stands twice", problem_mark=key.start_mark

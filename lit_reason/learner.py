@@ -345,5 +345,7 @@ def _key(term: str) -> str:
     return f"model.{term}" if term in ("policy", "value") else f"model.terms.{term}"
 
 
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+def _divisors(n: int, most: int = 10_000) -> str:
+    """Those up to `most`; a number that somebody mistyped would take forever."""
+    found = ", ".join(str(d) for d in range(1, min(n, most) + 1) if n % d == 0)
+    return found if n <= most else f"{found}, ..."

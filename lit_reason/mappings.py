@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_reason.errors import ConfigError
 from lit_reason.explain import bases, class_hint, effective, is_family
-from lit_reason.given import flags, read_config, settings
+from lit_reason.given import FAMILIES, flags, read_config, settings
 
 
 def check_forms(args: Sequence[str], types: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -30,6 +30,10 @@ def check_forms(args: Sequence[str], types: dict[str, Any], defaults: dict[str, 
             raise ConfigError(
                 f"{key}={value!s:.80}: expected settings of their own, for example {inner}"
             )
+        if key in FAMILIES and isinstance(value, dict):
+            for name in (name for name, part in value.items() if part == {}):
+                hint = class_hint(f"{key}.{name}", types[key])
+                raise ConfigError(f"{key}.{name}={{}}: names no class; {hint}")
         unnamed = left.get(key, "null") in ("null", "None") and defaults.get(key) is None
         if value == {} and unnamed and not inner and _is_class(types[key]):
             raise ConfigError(f"{key}={{}}: names no class; {class_hint(key, types[key])}")

@@ -234,9 +234,26 @@ def test_keys_keep_their_path_only_where_they_need_it():
         ({"parameters": {"a": {"parameters": {"b": {"value": 1}}}}}, "parameters.a"),
         ({"parameters": {"a": {"value": None}}}, '"null" in quotes'),
         ({"parameters": None}, "no `parameters`"),
+        ({"parameters": {"seed_everything": {"values": ["one"]}}}, "seed.*needs whole numbers"),
+        ({"metric": "val/accuracy"}, "metric=val/accuracy; needs a name"),
     ],
 )
 def test_sweeps_that_cannot_run_locally_are_refused(tmp_path, changes, message):
     path = write_sweep(tmp_path / "s.yaml", **changes)
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method: [", "not valid YAML in line 1"),
+        ("method: {{GRID}}", "a key is a list or a mapping"),
+        ("[1, 2]", "not a sweep file"),
+    ],
+)
+def test_files_that_are_no_sweeps_are_one_line(tmp_path, text, message):
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_sweep(path)

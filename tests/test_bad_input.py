@@ -75,6 +75,10 @@ FLAGS = [
         r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
     ),
     ("--model.update.micro_batch_tokens=0", r"update\.micro_batch_tokens=0"),
+    (
+        "--data.groups_per_rollout=99999999999999999999",
+        r"minibatch_size=\d+ does not divide .*, \.\.\.",
+    ),
     ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),
@@ -190,6 +194,11 @@ FILES = [
     ("model: {critic_optimizer: {}}", r"critic_optimizer=\{\}: names no class; .*torch\.optim"),
     ("", r"config=overlay\.yaml: is empty; it must map keys to values"),
     ("model: {a: [1\n  b: }", r"config=overlay\.yaml: not valid YAML in line 2"),
+    ("callbacks: {a: {}}", r"callbacks\.a=\{\}: names no class; "),
+    ("model: {terms: {kl: {}}}", r"model\.terms\.kl=\{\}: names no class; .*KL"),
+    ("data: {rewards: {x: {}}}", r"data\.rewards\.x=\{\}: names no class; .*Correctness"),
+    ("run_dir: {{RUN}}", r"line 1, column 11: a key is a list or a mapping; quote it"),
+    ("? [1, 2]\n: 3", r"line 1, column 3: a key is a list or a mapping; quote it"),
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
 ]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_reason.errors import ConfigError
+from lit_reason.given import read_yaml
 
 SEED = "seed_everything"
 LAUNCHER = {"${env}": [], "${interpreter}": [sys.executable]}
@@ -100,7 +99,7 @@ def read_sweep(path: Path) -> Sweep:
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such sweep file")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_yaml(str(path), path)
     if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
         raise ConfigError(f"{path}: not a sweep file, it has no `parameters`")
     if content.get("method") != "grid":
@@ -116,9 +115,13 @@ def read_sweep(path: Path) -> Sweep:
             "${interpreter} only"
         )
     grid = {key: _values(path, key, entry) for key, entry in content["parameters"].items()}
-    seeds = [int(seed) for seed in grid.pop(SEED, [0])]
-    metric = content.get("metric", {}).get("name", "val/accuracy")
-    return Sweep(path.stem, command, grid, seeds, metric)
+    seeds = grid.pop(SEED, [0])
+    if not all(type(seed) is int for seed in seeds):
+        raise ConfigError(f"{path}: parameters.{SEED}={seeds}; needs whole numbers")
+    metric = content.get("metric", {})
+    if not isinstance(metric, dict):
+        raise ConfigError(f"{path}: metric={metric}; needs a name, as {{name: val/accuracy}}")
+    return Sweep(path.stem, command, grid, seeds, metric.get("name", "val/accuracy"))
 
 
 def _values(path: Path, key: str, entry: Any) -> list[Any]:
