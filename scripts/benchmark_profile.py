@@ -5,7 +5,7 @@
 
 The rollout goes through cProfile: calls of modules, and the share of what is computed inside
 attention and matrix products. The update goes through `torch.profiler`: the operators that take the
-most time, and the speed of the largest matrix products. Both slow down what they watch.
+most time, and the speed of matrix products. Both slow down what they watch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmark_cases import build_case
 from benchmark_contenders import run_lit_reason
 from lightning.pytorch import Callback
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
 
 KERNELS = ("scaled_dot_product_attention", "linear")
 
@@ -67,7 +68,7 @@ def describe_rollout(profiled: cProfile.Profile) -> str:
     return "\n".join(lines)
 
 
-def describe_update(profiled: profile) -> str:
+def describe_update(profiled: profile, vocab: int) -> str:
     """Operators by their share of the update's time, and matrix products by their speed."""
     events = profiled.key_averages()
     total = sum(e.self_cpu_time_total for e in events)
@@ -76,10 +77,11 @@ def describe_update(profiled: profile) -> str:
         lines.append(f"  {e.self_cpu_time_total / total:6.1%} {e.key}, {e.count:,} calls")
     shaped = profiled.key_averages(group_by_input_shape=True)
     products = [e for e in shaped if e.key == "aten::mm" and e.flops]
-    lines.append("the largest matrix products, GFLOP/s:")
-    for e in sorted(products, key=lambda e: -e.flops)[:8]:
-        speed = e.flops / e.self_cpu_time_total / 1e3
-        lines.append(f"  {speed:6.0f} {' x '.join(map(str, e.input_shapes[:2]))}")
+    for name, of_head in (("head", True), ("layers", False)):
+        chosen = [e for e in products if any(vocab in x for x in e.input_shapes) is of_head]
+        flops = sum(e.flops for e in chosen)
+        speed = flops / sum(e.self_cpu_time_total for e in chosen) / 1e3
+        lines.append(f"  {speed:6.0f} GFLOP/s in the products of the {name}")
     return "\n".join(lines)
 
 
@@ -94,8 +96,9 @@ def main(args: list[str] | None = None) -> None:
         case = build_case(options.case, Path(folder), options.smollm2, rounds=1, clock="cpu")
         profiled = Profiled()
         run_lit_reason(case, profiled, critic=False, old_logprobs="engine")
+        vocab = AutoConfig.from_pretrained(case.model).vocab_size
     print(describe_rollout(profiled.rollout))
-    print(describe_update(profiled.update))
+    print(describe_update(profiled.update, vocab))
     print(f"peak of the square product: {matmul_peak(case) / 1e9:.0f} GFLOP/s")
     print(f"memory after imports: {imported:.0f} MiB")
 
