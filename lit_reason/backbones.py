@@ -73,8 +73,12 @@ class Backbone(ABC):
 
     @cached_property
     def eos_ids(self) -> list[int]:
-        """Every token that ends a response: the tokenizer's and the model's own."""
-        own = self._generation_eos()
+        """Every token that ends a response: the tokenizer's and the model's own.
+
+        The model's own are those of its generation config, and where that names none those of its
+        `config.json`.
+        """
+        own = self._own_eos()
         own = [own] if isinstance(own, int) else list(own or [])
         return sorted({self.tokenizer.eos_token_id, *own})
 
@@ -132,7 +136,7 @@ class Backbone(ABC):
     @abstractmethod
     def _build(self, random: bool = False) -> PreTrainedModel: ...
 
-    def _generation_eos(self) -> int | list[int] | None:
+    def _own_eos(self) -> int | list[int] | None:
         return None
 
     def __str__(self) -> str:
@@ -212,11 +216,16 @@ class Pretrained(Backbone):
     def _load_config(self) -> PreTrainedConfig:
         return self._load(AutoConfig)
 
-    def _generation_eos(self) -> int | list[int] | None:
+    def _own_eos(self) -> int | list[int] | None:
         try:
-            return GenerationConfig.from_pretrained(self.path).eos_token_id
+            own = GenerationConfig.from_pretrained(self.path).eos_token_id
         except OSError:  # base models often have no generation_config.json
-            return None
+            own = None
+        if own is not None:
+            return own
+        # as it is written: what a class of models has by default may be any token of this one
+        written, _ = PreTrainedConfig.get_config_dict(self.path, gguf_file=self.gguf_file)
+        return GenerationConfig.from_model_config(written).eos_token_id
 
     def _build(self, random: bool = False) -> PreTrainedModel:
         if random:

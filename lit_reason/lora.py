@@ -206,7 +206,7 @@ class LoRA(Backbone):
     def _load_config(self) -> PreTrainedConfig:
         return self.base.config
 
-    def _generation_eos(self) -> list[int]:
+    def _own_eos(self) -> list[int]:
         return self.base.eos_ids
 
     def _build(self, random: bool = False) -> PreTrainedModel:

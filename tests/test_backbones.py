@@ -21,6 +21,7 @@ from lit_reason.batch import Prompt
 from lit_reason.critics import save_critic
 from lit_reason.encoding import encode_prompt, encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.export import save_policy
 from lit_reason.module import ReasonModule
 from lit_reason.networks import policy_outputs, state_values
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
@@ -242,6 +243,44 @@ def test_end_and_padding_tokens(tmp_path, llama):
     assert Pretrained(folder).eos_ids == [1, 5, 7]
     settings.unlink()
     assert Pretrained(folder).eos_ids == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "ends"),
+    [
+        (None, {"eos_token_id": [1, 5]}, [1, 5]),
+        ({"pad_token_id": 0}, {"eos_token_id": [1, 5]}, [1, 5]),
+        ({"eos_token_id": 7}, {"eos_token_id": [1, 5]}, [1, 7]),
+        (None, {"eos_token_id": 5}, [1, 5]),
+        (None, {"eos_token_id": None}, [1]),
+        (None, {}, [1]),  # a Llama's own default would be 2
+    ],
+)
+def test_end_tokens_are_those_of_config_json_where_no_others_are_named(
+    tmp_path, settings, config, ends
+):
+    """As `transformers` has it, whatever of the two files a folder holds."""
+    folder = save_model(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps({**written, **config}))
+    if settings is None:
+        (tmp_path / "generation_config.json").unlink()
+    else:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    backbone = Pretrained(folder)
+    assert backbone.eos_ids == ends
+    actor = backbone.actor()
+    save_policy(actor, backbone, tmp_path / "exported")
+    assert Pretrained(str(tmp_path / "exported")).eos_ids == ends
+
+
+def test_end_tokens_of_a_composite_model_are_those_of_its_text_model(tmp_path):
+    folder = save_model(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    text = {"text_config": {"eos_token_id": [1, 5]}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", **text}))
+    assert Pretrained(folder).eos_ids == [1, 5]
 
 
 def test_a_tokenizer_without_an_end_token_is_refused_before_the_model_loads(tmp_path, capsys):
