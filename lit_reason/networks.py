@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -65,6 +66,18 @@ class ValueModel(nn.Module):
         hidden = self.base(use_cache=False, **inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
             return self.head(hidden.float()).squeeze(-1)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Puts a network into evaluation mode, and each of its modules back into its own."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def has_adapters(network: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Sampling: masks from lengths, the trained distribution, the same tokens as the library."""
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -470,6 +471,27 @@ def test_generation_leaves_modes_gradients_and_random_numbers_as_they_were(bundl
     batch = batch_of(bundled, encode(bundled, "max(1,2)+3="), [group])
     batch.loss_mask &= False  # P7: what callbacks do must be allowed
     assert not batch.response_ids.is_inference()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_part_that_was_left_in_evaluation_mode_stays_in_it(bundled, fails):
+    frozen = bundled.actor.model.layers[0]
+    frozen.eval()
+
+    def look(network, *_):
+        assert not network.training
+        if fails:
+            raise KeyError("stop")
+
+    hook = bundled.actor.register_forward_pre_hook(look)
+    before = {name: module.training for name, module in bundled.actor.named_modules()}
+    with pytest.raises(KeyError) if fails else nullcontext():
+        sample(bundled, encode(bundled, "max(1,2)+3="))
+    hook.remove()
+    assert {name: module.training for name, module in bundled.actor.named_modules()} == before
+    assert not frozen.training
+    assert bundled.actor.training
+    frozen.train()
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_seed_others(bundled):
