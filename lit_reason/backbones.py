@@ -28,7 +28,7 @@ from transformers import (
 from lit_reason.critics import check_critic_init, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.gguf import check_gguf, plain_copy
-from lit_reason.networks import ValueModel
+from lit_reason.networks import ValueModel, reads_padding
 from lit_reason.tokenizer import tokenizer_class
 
 ASSETS = Path(str(files("lit_reason") / "assets"))
@@ -105,6 +105,7 @@ class Backbone(ABC):
         """The trained policy."""
         model = self._build()
         prepare(model, self.gradient_checkpointing)
+        self._check_padding(model)
         return model
 
     def critic(self) -> ValueModel:
@@ -138,6 +139,15 @@ class Backbone(ABC):
 
     def _own_eos(self) -> int | list[int] | None:
         return None
+
+    def _check_padding(self, actor: PreTrainedModel) -> None:
+        """Refuses a policy whose log-probs would depend on the batch."""
+        if reads_padding(actor):
+            raise ConfigError(
+                f"model.backbone={self}: a {type(actor).__name__} with its settings reads the "
+                "padding before a prompt, and log-probs would depend on the batch; choose a model "
+                "of another architecture"
+            )
 
     def __str__(self) -> str:
         return type(self).__name__

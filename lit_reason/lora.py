@@ -118,6 +118,7 @@ class LoRA(Backbone):
         """The base with the policy's adapters."""
         actor = self._adapt(view(self.frozen), self.seed)
         prepare(actor, self.gradient_checkpointing)
+        self._check_padding(actor)
         return actor
 
     def critic(self) -> ValueModel:

@@ -1,14 +1,16 @@
 """Where networks and tokenizers come from: float32, no dropout, ends, critics, references."""
 
 import copy
+import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Lfm2Config, LlamaConfig, Qwen2Config
 
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import (
@@ -27,7 +29,7 @@ from lit_reason.networks import policy_outputs, state_values
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
 from lit_reason.tasks import PlanCount, Task
 from lit_reason.tasks.plan_count import ALPHABET
-from tests.conftest import demonstrations, fails, ready, tiny
+from tests.conftest import SMALL, demonstrations, fails, fit, ready, tiny
 
 SIZE = {
     "hidden_size": 32,
@@ -224,6 +226,42 @@ def test_a_refreshed_reference_is_in_the_checkpoint(llama):
     checkpoint = {"state_dict": dict(module.state_dict())}
     module.on_save_checkpoint(checkpoint)
     assert any(key.startswith("reference.") for key in checkpoint["state_dict"])
+
+
+# --- recurrent layers -----------------------------------------------------------------------------
+
+
+def save_lfm2(folder, bias):
+    config = Lfm2Config(**SIZE, layer_types=["conv", "full_attention"], conv_bias=bias)
+    path = save_model(folder, config)
+    if bias:  # which begins at zero
+        weights = load_file(f"{path}/model.safetensors")
+        weights["model.layers.0.conv.in_proj.bias"] += 1
+        save_file(weights, f"{path}/model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_a_model_with_convolutions_trains(tmp_path):
+    path = save_lfm2(tmp_path / "model", bias=False)
+    run = fit(*tiny("ppo"), *SMALL, "--model.backbone=Pretrained", f"--model.backbone.path={path}")
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    apart = [float(row["mismatch/logprob_max"]) for row in rows if row["mismatch/logprob_max"]]
+    assert apart
+    assert max(apart) < 1e-5
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_that_reads_padding_is_refused_before_the_run(tmp_path, capsys, lora):
+    """A bias makes something of masked inputs, and the convolution takes it into the prompt."""
+    path = save_lfm2(tmp_path / "model", bias=True)
+    flags = ["--model.backbone=Pretrained", f"--model.backbone.path={path}"]
+    if lora:
+        pytest.importorskip("peft")
+        base = [flag.replace("backbone", "backbone.base") for flag in flags]
+        flags = ["--model.backbone=LoRA", *base]
+    message = fails(capsys, "fit", *tiny("grpo"), *flags, "--run_dir=run")
+    assert "a Lfm2ForCausalLM with its settings reads the padding before a prompt" in message
+    assert not Path("run").exists()
 
 
 # --- tokenizers -----------------------------------------------------------------------------------

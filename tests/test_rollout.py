@@ -12,8 +12,11 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     GPT2Config,
+    Lfm2Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
+    Qwen3NextConfig,
 )
 
 from lit_reason.advantages import GAE, GroupRelative
@@ -48,6 +51,28 @@ ARCHITECTURES = {
     ),
     "llama": LlamaConfig(**LLAMA),
     "mistral": MistralConfig(**LLAMA, sliding_window=8),
+    "lfm2": Lfm2Config(**LLAMA, layer_types=["conv", "full_attention"]),
+    "qwen3_next": Qwen3NextConfig(
+        **LLAMA,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "mamba": MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        state_size=8,
+        tie_word_embeddings=False,
+        **IDS,
+    ),
 }
 
 
@@ -63,10 +88,11 @@ def save_model(folder, config, scale=8.0, **generation):
     return str(folder)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "mistral"])
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def module(request, tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("model"), ARCHITECTURES[request.param])
-    return build(Pretrained(folder))
+    attn = "eager" if request.param == "mamba" else "sdpa"
+    return build(Pretrained(folder, attn=attn))
 
 
 @pytest.fixture(scope="module")
