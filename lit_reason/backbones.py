@@ -28,7 +28,7 @@ from transformers import (
 from lit_reason.critics import check_critic_init, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.gguf import check_gguf, plain_copy
-from lit_reason.networks import ValueModel
+from lit_reason.networks import ValueModel, reads_padding
 from lit_reason.tokenizer import tokenizer_class
 
 ASSETS = Path(str(files("lit_reason") / "assets"))
@@ -73,8 +73,12 @@ class Backbone(ABC):
 
     @cached_property
     def eos_ids(self) -> list[int]:
-        """Every token that ends a response: the tokenizer's and the model's own."""
-        own = self._generation_eos()
+        """Every token that ends a response: the tokenizer's and the model's own.
+
+        The model's own are those of its generation config, and where that names none those of its
+        `config.json`.
+        """
+        own = self._own_eos()
         own = [own] if isinstance(own, int) else list(own or [])
         return sorted({self.tokenizer.eos_token_id, *own})
 
@@ -101,6 +105,7 @@ class Backbone(ABC):
         """The trained policy."""
         model = self._build()
         prepare(model, self.gradient_checkpointing)
+        self._check_padding(model)
         return model
 
     def critic(self) -> ValueModel:
@@ -132,8 +137,17 @@ class Backbone(ABC):
     @abstractmethod
     def _build(self, random: bool = False) -> PreTrainedModel: ...
 
-    def _generation_eos(self) -> int | list[int] | None:
+    def _own_eos(self) -> int | list[int] | None:
         return None
+
+    def _check_padding(self, actor: PreTrainedModel) -> None:
+        """Refuses a policy whose log-probs would depend on the batch."""
+        if reads_padding(actor):
+            raise ConfigError(
+                f"model.backbone={self}: a {type(actor).__name__} with its settings reads the "
+                "padding before a prompt, and log-probs would depend on the batch; choose a model "
+                "of another architecture"
+            )
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -212,11 +226,16 @@ class Pretrained(Backbone):
     def _load_config(self) -> PreTrainedConfig:
         return self._load(AutoConfig)
 
-    def _generation_eos(self) -> int | list[int] | None:
+    def _own_eos(self) -> int | list[int] | None:
         try:
-            return GenerationConfig.from_pretrained(self.path).eos_token_id
+            own = GenerationConfig.from_pretrained(self.path).eos_token_id
         except OSError:  # base models often have no generation_config.json
-            return None
+            own = None
+        if own is not None:
+            return own
+        # as it is written: what a class of models has by default may be any token of this one
+        written, _ = PreTrainedConfig.get_config_dict(self.path, gguf_file=self.gguf_file)
+        return GenerationConfig.from_model_config(written).eos_token_id
 
     def _build(self, random: bool = False) -> PreTrainedModel:
         if random:

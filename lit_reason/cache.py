@@ -6,13 +6,23 @@ import inspect
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicCache, DynamicLayer
 
 
 def cache_argument(model: Any) -> str:
     """What the forward pass of a model calls its cache, which `transformers` renamed within 5.x."""
     taken = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in taken else "past_key_values"
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Whether a layer of a cache holds the state of a convolution or of linear attention."""
+    return hasattr(layer, "conv_states")
+
+
+def attends(layer: Any) -> bool:
+    """Whether a layer of a cache holds keys and values, beside such a state or alone."""
+    return isinstance(layer, CacheLayerMixin)
 
 
 class GrowingLayer(DynamicLayer):
@@ -46,17 +56,10 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (room[..., :end, :] for room in self.room)
         return self.keys, self.values
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeats every row."""
-        self._keep(*(room.repeat_interleave(repeats, 0) for room in self.room))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps these rows only."""
-        self._keep(*(room[indices] for room in self.room))
-
-    def _keep(self, keys: Tensor, values: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Takes these rows, each as often as it is named."""
         end = self.get_seq_length()
-        self.room = (keys, values)
+        self.room = (self.room[0][beam_idx], self.room[1][beam_idx])
         self.keys, self.values = (room[..., :end, :] for room in self.room)
 
     def _grow(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:

@@ -80,7 +80,7 @@ class ColdStart(LightningModule):
         """Writes the policy."""
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir, "policy")
-            save_policy(self.actor, self.backbone.tokenizer, folder)
+            save_policy(self.actor, self.backbone, folder)
 
 
 class Demonstrations(LightningDataModule):

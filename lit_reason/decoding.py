@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_reason.cache import cache_argument
+from lit_reason.cache import attends, cache_argument
 from lit_reason.functional import position_ids
 
 
@@ -69,10 +69,11 @@ def decode(
         logits_to_keep=1,
         **{argument: cache},
     ).logits[:, -1]
-    cache.batch_repeat_interleave(copies)
-    logits, place, prompts, mask = (
-        x.repeat_interleave(copies, 0) for x in (logits, positions[:, -1:], input_ids, mask)
-    )
+    row = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(copies)
+    cache.reorder_cache(row)  # of all ways to pick rows the only one that every layer has
+    logits, place, prompts, mask = (x[row] for x in (logits, positions[:, -1:], input_ids, mask))
+    # where nothing attends, padding is behind and a mask would be taken for one of the new tokens
+    masked = attention_mask is not None and any(map(attends, cache.layers))
     width, rows = prompts.shape[1], len(prompts)
     # prompts stand before the responses, because logits processors are given both
     ids = torch.cat([prompts, prompts.new_full((rows, budget), pad)], 1)
@@ -101,13 +102,13 @@ def decode(
             )
         if left <= len(active) - max(len(active) // 8, 1):
             keep = running.nonzero().squeeze(1)
-            cache.batch_select_indices(keep)
+            cache.reorder_cache(keep)
             active, tokens, place, mask = (x[keep] for x in (active, tokens, place, mask))
             running = running[keep]
         place = place + 1
         logits = model(
             input_ids=tokens[:, None],
-            attention_mask=None if attention_mask is None else mask[:, : end + 1],
+            attention_mask=mask[:, : end + 1] if masked else None,
             position_ids=place,
             use_cache=True,
             **{argument: cache},

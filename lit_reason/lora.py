@@ -118,6 +118,7 @@ class LoRA(Backbone):
         """The base with the policy's adapters."""
         actor = self._adapt(view(self.frozen), self.seed)
         prepare(actor, self.gradient_checkpointing)
+        self._check_padding(actor)
         return actor
 
     def critic(self) -> ValueModel:
@@ -206,7 +207,7 @@ class LoRA(Backbone):
     def _load_config(self) -> PreTrainedConfig:
         return self.base.config
 
-    def _generation_eos(self) -> list[int]:
+    def _own_eos(self) -> list[int]:
         return self.base.eos_ids
 
     def _build(self, random: bool = False) -> PreTrainedModel:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_reason.batch import RolloutBatch, trim
+from lit_reason.cache import growing_cache, is_recurrent
 from lit_reason.functional import (
     hidden_logprobs_and_entropy,
     logprobs_and_entropy,
@@ -65,6 +67,48 @@ class ValueModel(nn.Module):
         hidden = self.base(use_cache=False, **inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
             return self.head(hidden.float()).squeeze(-1)
+
+
+@torch.no_grad()
+def reads_padding(actor: Any) -> bool:
+    """Whether what a recurrent network says of a row changes with the padding before it.
+
+    Attention does not read what is masked; a state has to be kept from it, and not every
+    architecture does that (a bias makes something of masked inputs again).
+
+    Args:
+        actor: A causal language model; not run if it has no recurrent layers.
+    """
+    layers = growing_cache(actor.config).layers
+    if not (actor._is_stateful or any(map(is_recurrent, layers))):
+        return False
+    embeddings = actor.get_input_embeddings()
+    ids = torch.arange(9, device=embeddings.weight.device).view(3, 3) % embeddings.num_embeddings
+    ids = ids.repeat(1, 4)
+    mask = torch.ones_like(ids)
+    mask[:, :-3] = 0
+
+    def logits(start: int) -> Tensor:
+        seen = mask[:, start:]
+        rows = {"input_ids": ids[:, start:], "position_ids": position_ids(seen)}
+        return actor(attention_mask=seen, use_cache=False, **rows).logits[:, -3:].float()
+
+    with evaluating(actor):
+        alone, padded = logits(9), logits(0)
+    # every row must differ: rounding may send a token of one to another expert
+    return bool((padded - alone).abs().amax((1, 2)).min() > 1e-3 * alone.std())
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Puts a network into evaluation mode, and each of its modules back into its own."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def has_adapters(network: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig
 
 from lit_reason.batch import Prompt, Response
@@ -19,6 +19,7 @@ from lit_reason.decoding import Sampled, decode
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 from lit_reason.functional.tokens import LOWEST_TEMPERATURE
+from lit_reason.networks import evaluating
 from lit_reason.sharding import gathered
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class HFEngine(RolloutEngine):
 
     @contextmanager
     def _inference(self) -> Iterator[Any]:
-        """The actor without gradients or dropout, in the trainer's precision.
+        """The actor without gradients, dropout or checkpointing, in the trainer's precision.
 
         The loader runs outside the trainer's autocast, and under plain `no_grad`: tensors made in
         inference mode could not be edited by callbacks afterwards.
@@ -267,7 +268,7 @@ class HFEngine(RolloutEngine):
             torch.no_grad(),
             gathered(actor),
             precision.forward_context(),
-            _evaluating(actor),
+            evaluating(actor),
             _bare_config(actor),
         ):
             yield actor
@@ -306,16 +307,6 @@ def _rows(x: Tensor | None, keep: Tensor) -> list[Any]:
     if x is None:
         return [None] * len(keep)
     return [tuple(row[m].tolist()) for row, m in zip(x.cpu(), keep, strict=True)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()  # gradient checkpointing would switch the cache off
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @contextmanager

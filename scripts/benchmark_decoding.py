@@ -40,7 +40,7 @@ def decode(model: Any, step: Callable[..., Any]) -> tuple[list[float], Tensor]:
     logits = model(input_ids=ids, use_cache=True, logits_to_keep=1, **prompt).logits
     end, times = PROMPT, []
     for rows in ROWS:
-        cache.batch_select_indices(torch.arange(rows))
+        cache.reorder_cache(torch.arange(rows))
         started = time.process_time()
         for _ in range(STEPS):
             reserve(cache, end + 1)

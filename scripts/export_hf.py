@@ -82,7 +82,7 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     if adapters:
         save_adapters(actor, backbone, out)
     else:
-        save_policy(actor, backbone.tokenizer, out, model_card(settings, rollouts))
+        save_policy(actor, backbone, out, model_card(settings, rollouts))
 
 
 def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], int]:

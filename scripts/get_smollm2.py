@@ -86,7 +86,7 @@ def convert(folder: Path, out: Path) -> None:
         raise ConfigError(f"{GGUF}: expected a chat template and the end token {END}")
     with without_bar():
         actor = backbone.actor()
-    save_policy(actor, tokenizer, out)
+    save_policy(actor, backbone, out)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Where networks and tokenizers come from: float32, no dropout, ends, critics, references."""
 
 import copy
+import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Lfm2Config, LlamaConfig, Qwen2Config
 
 from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.backbones import (
@@ -21,12 +23,13 @@ from lit_reason.batch import Prompt
 from lit_reason.critics import save_critic
 from lit_reason.encoding import encode_prompt, encode_prompts
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.export import save_policy
 from lit_reason.module import ReasonModule
 from lit_reason.networks import policy_outputs, state_values
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
 from lit_reason.tasks import PlanCount, Task
 from lit_reason.tasks.plan_count import ALPHABET
-from tests.conftest import demonstrations, fails, ready, tiny
+from tests.conftest import SMALL, demonstrations, fails, fit, ready, tiny
 
 SIZE = {
     "hidden_size": 32,
@@ -225,6 +228,42 @@ def test_a_refreshed_reference_is_in_the_checkpoint(llama):
     assert any(key.startswith("reference.") for key in checkpoint["state_dict"])
 
 
+# --- recurrent layers -----------------------------------------------------------------------------
+
+
+def save_lfm2(folder, bias):
+    config = Lfm2Config(**SIZE, layer_types=["conv", "full_attention"], conv_bias=bias)
+    path = save_model(folder, config)
+    if bias:  # which begins at zero
+        weights = load_file(f"{path}/model.safetensors")
+        weights["model.layers.0.conv.in_proj.bias"] += 1
+        save_file(weights, f"{path}/model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_a_model_with_convolutions_trains(tmp_path):
+    path = save_lfm2(tmp_path / "model", bias=False)
+    run = fit(*tiny("ppo"), *SMALL, "--model.backbone=Pretrained", f"--model.backbone.path={path}")
+    rows = list(csv.DictReader((run / "metrics.csv").open()))
+    apart = [float(row["mismatch/logprob_max"]) for row in rows if row["mismatch/logprob_max"]]
+    assert apart
+    assert max(apart) < 1e-5
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_model_that_reads_padding_is_refused_before_the_run(tmp_path, capsys, lora):
+    """A bias makes something of masked inputs, and the convolution takes it into the prompt."""
+    path = save_lfm2(tmp_path / "model", bias=True)
+    flags = ["--model.backbone=Pretrained", f"--model.backbone.path={path}"]
+    if lora:
+        pytest.importorskip("peft")
+        base = [flag.replace("backbone", "backbone.base") for flag in flags]
+        flags = ["--model.backbone=LoRA", *base]
+    message = fails(capsys, "fit", *tiny("grpo"), *flags, "--run_dir=run")
+    assert "a Lfm2ForCausalLM with its settings reads the padding before a prompt" in message
+    assert not Path("run").exists()
+
+
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
@@ -242,6 +281,44 @@ def test_end_and_padding_tokens(tmp_path, llama):
     assert Pretrained(folder).eos_ids == [1, 5, 7]
     settings.unlink()
     assert Pretrained(folder).eos_ids == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "ends"),
+    [
+        (None, {"eos_token_id": [1, 5]}, [1, 5]),
+        ({"pad_token_id": 0}, {"eos_token_id": [1, 5]}, [1, 5]),
+        ({"eos_token_id": 7}, {"eos_token_id": [1, 5]}, [1, 7]),
+        (None, {"eos_token_id": 5}, [1, 5]),
+        (None, {"eos_token_id": None}, [1]),
+        (None, {}, [1]),  # a Llama's own default would be 2
+    ],
+)
+def test_end_tokens_are_those_of_config_json_where_no_others_are_named(
+    tmp_path, settings, config, ends
+):
+    """As `transformers` has it, whatever of the two files a folder holds."""
+    folder = save_model(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps({**written, **config}))
+    if settings is None:
+        (tmp_path / "generation_config.json").unlink()
+    else:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    backbone = Pretrained(folder)
+    assert backbone.eos_ids == ends
+    actor = backbone.actor()
+    save_policy(actor, backbone, tmp_path / "exported")
+    assert Pretrained(str(tmp_path / "exported")).eos_ids == ends
+
+
+def test_end_tokens_of_a_composite_model_are_those_of_its_text_model(tmp_path):
+    folder = save_model(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    text = {"text_config": {"eos_token_id": [1, 5]}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", **text}))
+    assert Pretrained(folder).eos_ids == [1, 5]
 
 
 def test_a_tokenizer_without_an_end_token_is_refused_before_the_model_loads(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Sampling: masks from lengths, the trained distribution, the same tokens as the library."""
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,11 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     GPT2Config,
+    Lfm2Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
+    Qwen3NextConfig,
 )
 
 from lit_reason.advantages import GAE, GroupRelative
@@ -47,6 +51,28 @@ ARCHITECTURES = {
     ),
     "llama": LlamaConfig(**LLAMA),
     "mistral": MistralConfig(**LLAMA, sliding_window=8),
+    "lfm2": Lfm2Config(**LLAMA, layer_types=["conv", "full_attention"]),
+    "qwen3_next": Qwen3NextConfig(
+        **LLAMA,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "mamba": MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        state_size=8,
+        tie_word_embeddings=False,
+        **IDS,
+    ),
 }
 
 
@@ -62,10 +88,11 @@ def save_model(folder, config, scale=8.0, **generation):
     return str(folder)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "mistral"])
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def module(request, tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("model"), ARCHITECTURES[request.param])
-    return build(Pretrained(folder))
+    attn = "eager" if request.param == "mamba" else "sdpa"
+    return build(Pretrained(folder, attn=attn))
 
 
 @pytest.fixture(scope="module")
@@ -470,6 +497,27 @@ def test_generation_leaves_modes_gradients_and_random_numbers_as_they_were(bundl
     batch = batch_of(bundled, encode(bundled, "max(1,2)+3="), [group])
     batch.loss_mask &= False  # P7: what callbacks do must be allowed
     assert not batch.response_ids.is_inference()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_part_that_was_left_in_evaluation_mode_stays_in_it(bundled, fails):
+    frozen = bundled.actor.model.layers[0]
+    frozen.eval()
+
+    def look(network, *_):
+        assert not network.training
+        if fails:
+            raise KeyError("stop")
+
+    hook = bundled.actor.register_forward_pre_hook(look)
+    before = {name: module.training for name, module in bundled.actor.named_modules()}
+    with pytest.raises(KeyError) if fails else nullcontext():
+        sample(bundled, encode(bundled, "max(1,2)+3="))
+    hook.remove()
+    assert {name: module.training for name, module in bundled.actor.named_modules()} == before
+    assert not frozen.training
+    assert bundled.actor.training
+    frozen.train()
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_seed_others(bundled):

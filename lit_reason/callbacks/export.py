@@ -37,4 +37,4 @@ class ExportPolicy(Callback):
         config = folder / CONFIG  # which a trainer of the user's own has not
         settings = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
         card = model_card(settings, module.policy_version)
-        save_policy(actor, module.backbone.tokenizer, folder / "policy", card)
+        save_policy(actor, module.backbone, folder / "policy", card)
