@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import sysconfig
 import traceback
@@ -14,6 +15,8 @@ from typing import Any
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
+
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
 
 
 class ConfigError(ValueError):
@@ -93,13 +96,13 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
 
 
 def printable(text: str) -> str:
-    r"""A text in one line, in which nothing acts on the terminal.
+    r"""A text in one line, in which nothing acts on the terminal and no address has its password.
 
     Example:
-        >>> printable("a\n\x1b[2Jb")
-        'a \\x1b[2Jb'
+        >>> printable("a\n\x1b[2Jb http://me:secret@host")
+        'a \\x1b[2Jb http://…@host'
     """
-    line = " ".join(text.splitlines())
+    line = _USER.sub("…", " ".join(text.splitlines()))
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
