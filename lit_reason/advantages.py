@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple
@@ -12,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_reason.batch import RolloutBatch
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, require_float32
 from lit_reason.forms import require_tensor
 from lit_reason.functional import (
     Reduce,
@@ -185,10 +184,7 @@ class GAE(AdvantageEstimator):
             raise ConfigError(
                 "model.advantage.lambda_min=1: must be below 1; set alpha=null, lam_policy=1"
             )
-        if alpha is not None and not 0 < alpha < math.inf:
-            raise ConfigError(
-                f"model.advantage.alpha={alpha}: must be above 0, or null to use lam_policy"
-            )
+        require_float32("model.advantage.alpha", alpha, ", or null to use lam_policy")
         if alpha is None and lambda_min > 0:
             raise ConfigError(
                 f"model.advantage.lambda_min={lambda_min}: bounds the length-adaptive λ only; "

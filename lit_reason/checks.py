@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from lit_reason.advantages import GroupRelative
 from lit_reason.critics import RM
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, warn_of_no_effect
+from lit_reason.errors import (
+    ConfigError,
+    ConfigWarning,
+    require_at_least_one,
+    require_float32,
+    warn_of_no_effect,
+)
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
@@ -88,6 +94,7 @@ def _check_reference(module: ReasonModule) -> None:
             f"model.kl_in_reward={module.kl_in_reward}: must be finite and at least 0; a "
             "negative penalty would reward divergence from the reference"
         )
+    require_float32("model.kl_in_reward", module.kl_in_reward or None, ", or 0 for none")
     every = module.reference_refresh
     if every is None:
         return

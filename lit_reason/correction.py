@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from lit_reason.batch import Experience
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning, require_float32
 from lit_reason.functional import importance_weights
 
 
@@ -29,9 +29,15 @@ class Correction:
     cut: Literal["truncate", "mask"] = "truncate"
 
     def __post_init__(self) -> None:
-        if not 0 < self.cap < math.inf:
-            raise ConfigError(
-                f"model.policy.correction.cap={self.cap}: must be above 0, for example 2"
+        key = "model.policy.correction.cap"
+        require_float32(key, self.cap, ", for example 2")
+        if self.cap < 1:
+            done = f"scaled down to {self.cap}" if self.cut == "truncate" else "dropped"
+            warnings.warn(
+                f"{key}={self.cap}: is below 1, so even tokens of the same probability in trainer "
+                f"and engine are {done}; choose 1 or more, for example 2",
+                ConfigWarning,
+                stacklevel=3,
             )
 
     def weights(self, experience: Experience) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import sysconfig
 import traceback
@@ -10,6 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
+
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
 
 
 class ConfigError(ValueError):
@@ -29,6 +36,41 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
+
+
+def require_float32(key: str, value: float | None, fix: str, unbounded: bool = False) -> None:
+    """Refuses a positive number that is 0 or infinite among tensors in float32.
+
+    Args:
+        key: Where it is set.
+        value: The number; `None` stands for a default.
+        fix: Ends the message.
+        unbounded: Infinity is welcome, as a bound that bounds nothing.
+
+    Raises:
+        ConfigError: Such a number, nan, or one that is not positive.
+
+    Example:
+        >>> require_float32("model.value.clip", 1e300, ", or null")
+        Traceback (most recent call last):
+        lit_reason.errors.ConfigError: model.value.clip=1e+300: must be from 1.2e-38 to 3.4e+38, \
+which float32 holds, or null
+    """
+    if value is None or SMALLEST <= value <= LARGEST or (unbounded and value == math.inf):
+        return
+    held = f"from {SMALLEST:.1e} to {LARGEST:.1e}, which float32 holds"
+    raise ConfigError(f"{key}={value}: must be {held if value > 0 else 'above 0'}{fix}")
+
+
+def require_seconds(key: str, value: float, example: str) -> None:
+    """Refuses a time limit that is none, or more than the system's timers count.
+
+    Raises:
+        ConfigError: Such a limit.
+    """
+    if not 0 < value <= LONGEST:
+        limits = f"above 0 and at most {LONGEST:.0e} seconds"
+        raise ConfigError(f"{key}={value}: must be a time {limits}, say {example}")
 
 
 def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null") -> None:
@@ -54,13 +96,13 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
 
 
 def printable(text: str) -> str:
-    r"""A text in one line, in which nothing acts on the terminal.
+    r"""A text in one line, in which nothing acts on the terminal and no address has its password.
 
     Example:
-        >>> printable("a\n\x1b[2Jb")
-        'a \\x1b[2Jb'
+        >>> printable("a\n\x1b[2Jb http://me:secret@host")
+        'a \\x1b[2Jb http://…@host'
     """
-    line = " ".join(text.splitlines())
+    line = _USER.sub("…", " ".join(text.splitlines()))
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 

@@ -146,7 +146,7 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
         or _left_out(key, class_name, hint)
         or _wrong_form(key, value, text, types)
         or _wrong_class(key, value, class_name, text, _type_of(key, given, types))
-        or _wrong_type(text)
+        or _wrong_type(text, value)
     )
     if reason:
         shown = f"{key}={class_name}" if class_name and not value else where
@@ -196,8 +196,10 @@ def _expected(text: str) -> list[str]:
     return [t for t in dict.fromkeys(_TYPE.findall(text)) if t != "NoneType"]
 
 
-def _wrong_type(text: str) -> str | None:
+def _wrong_type(text: str, value: str = "") -> str | None:
     expected = _expected(text)
+    if "float" in expected and value.strip("'\"+-").lower() in ("nan", "inf"):  # words in YAML
+        return "expected a number"
     null = ", or null" if "NoneType" in _TYPE.findall(text) else ""
     return f"expected {' or '.join(expected)}{null}" if expected else None
 

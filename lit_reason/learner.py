@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.errors import ConfigError, blaming, require_at_least_one
+from lit_reason.errors import ConfigError, blaming, require_at_least_one, require_float32
 from lit_reason.forms import require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
@@ -50,10 +50,8 @@ class Update:
     def __post_init__(self) -> None:
         counts = {name: value for name, value in vars(self).items() if name != "max_grad_norm"}
         require_at_least_one("model.update", **counts)
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(
-                f"model.update.max_grad_norm={self.max_grad_norm}: must be above 0, or null"
-            )
+        key = "model.update.max_grad_norm"
+        require_float32(key, self.max_grad_norm, ", or null", unbounded=True)
 
     def schedule(self, network: str) -> tuple[int, int]:
         """(epochs, responses per optimizer step) of "actor" or "critic"."""

@@ -6,7 +6,6 @@ sums. One normaliser for each term and optimizer step, over all micro-batches an
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from lit_reason.aggregation import Aggregation, TokenMean
 from lit_reason.batch import Experience
 from lit_reason.correction import Correction
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_float32
 from lit_reason.functional import (
     clip_masks,
     clipped_surrogate,
@@ -41,10 +40,7 @@ class LossTerm(ABC):
     needs_entropy: ClassVar[bool] = False
 
     def __init__(self, coef: float = 1.0, aggregation: Aggregation | None = None) -> None:
-        if not 0 < coef < math.inf:
-            raise ConfigError(
-                f"{type(self).__name__}.coef={coef}: must be above 0; set the term to null for none"
-            )
+        require_float32(f"{type(self).__name__}.coef", coef, "; set the term to null for none")
         self.coef = coef
         self.aggregation = aggregation
 
@@ -95,6 +91,9 @@ class ClippedSurrogate(LossTerm):
                 f"model.policy.clip_low={clip_low}, clip_high={clip_high}: need 0 < clip_low <= 1 "
                 "and clip_high > 0; for example 0.2 and 0.28"
             )
+        require_float32("model.policy.clip_low", clip_low, ", for example 0.2")
+        require_float32("model.policy.clip_high", clip_high, ", for example 0.28", unbounded=True)
+        require_float32("model.policy.dual_clip", dual_clip, ", for example 3", unbounded=True)
         if dual_clip is not None and not dual_clip > 1:
             raise ConfigError(f"model.policy.dual_clip={dual_clip}: must be above 1, for example 3")
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
@@ -151,8 +150,8 @@ class ValueLoss(LossTerm):
         self, clip: float | None = None, coef: float = 1.0, aggregation: Aggregation | None = None
     ) -> None:
         super().__init__(coef, aggregation or TokenMean())
-        if clip is not None and not clip > 0:
-            raise ConfigError(f"model.value.clip={clip}: must be above 0, or null for no clipping")
+        fix = ", or null for no clipping"
+        require_float32("model.value.clip", clip, fix, unbounded=True)
         self.clip = clip
 
     def mask(self, experience: Experience) -> Tensor:

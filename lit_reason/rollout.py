@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from lit_reason.batch import Prompt, Response
 from lit_reason.cache import cache_argument, growing_cache
 from lit_reason.decoding import Sampled, decode
-from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.errors import LARGEST, ConfigError, require_at_least_one
 from lit_reason.functional import response_mask
 from lit_reason.functional.tokens import LOWEST_TEMPERATURE
 from lit_reason.networks import evaluating
@@ -73,8 +73,8 @@ class ValSampling:
 def _check_sampling(owner: str, values: dict[str, Any]) -> None:
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {
         "temperature": (
-            lambda x: x == 0 or LOWEST_TEMPERATURE <= x < math.inf,
-            f"0 or at least {LOWEST_TEMPERATURE}",
+            lambda x: x == 0 or LOWEST_TEMPERATURE <= x <= LARGEST,
+            f"0 or at least {LOWEST_TEMPERATURE}, and at most {LARGEST:.1e}",
         ),
         "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
         "top_k": (lambda x: x >= 0, "at least 0 (0 keeps all)"),

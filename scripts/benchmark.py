@@ -145,20 +145,32 @@ def _version(package: str) -> str | None:
         return None
 
 
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--cases", nargs="+", choices="abc", default=["a", "b"])
     known = ("dapo", "dapo_rescored", "vapo", "trl")
     parser.add_argument("--contenders", nargs="+", choices=known, default=known)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--max-new-tokens", type=int, help="instead of the case's own")
+    parser.add_argument("--max-new-tokens", type=positive, help="instead of the case's own")
     parser.add_argument("--smollm2", default="smollm2", help="folder of the model of case c")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(args)
     contenders = options.contenders
+    if "c" in options.cases and not Path(options.smollm2, "config.json").is_file():
+        parser.error(
+            f"--smollm2={options.smollm2}: holds no model; write one with scripts/get_smollm2.py, "
+            "or leave case c out"
+        )
     if "trl" in contenders and _version("trl") is None:
         parser.error("--contenders: trl is not installed; pip install trl, or name dapo and vapo")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

@@ -23,6 +23,8 @@ LOCK = threading.Lock()  # of all servers: sampling seeds the process
 class Server:
     """Answers paths with a status and JSON or bytes, or what a function makes of the request.
 
+    Headers may follow in a dictionary.
+
     Attributes:
         asked: Path and body of each request, in order.
     """
@@ -38,10 +40,11 @@ class Server:
                 with LOCK:
                     server.asked.append((self.path, body))
                     answer = server.answers.get(urlsplit(self.path).path, (404, {}))
-                    status, said = answer(body) if callable(answer) else answer
+                    status, said, *more = answer(body) if callable(answer) else answer
                 said = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(said)))
+                for name, value in {"Content-Length": len(said), **dict(*more)}.items():
+                    self.send_header(name, str(value))
                 self.end_headers()
                 self.wfile.write(said)
 

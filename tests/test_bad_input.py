@@ -1,6 +1,7 @@
 """Bad input: a mistake is one line that names the key, its value and the fix."""
 
 import importlib
+import math
 import re
 import sys
 import warnings
@@ -10,9 +11,13 @@ import pytest
 import torch
 
 from lit_reason.__main__ import main
+from lit_reason.advantages import GAE
 from lit_reason.backbones import Pretrained
-from lit_reason.errors import ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.learner import Update
+from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
 from tests.conftest import SMALL, config, fails, fit, tiny
+from tests.runs import module_of
 
 VAPO = [*tiny("vapo"), *SMALL, "--callbacks.value_warmup.rollouts=1"]
 
@@ -96,6 +101,12 @@ FLAGS = [
     ("--data.sampling=3", r"data\.sampling=3: expected settings .* data\.sampling\.temperature"),
     ("--model.critic_scheduler={}", r"model\.critic_scheduler=\{\}: names no class; .*LinearLR"),
     ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be 0 or at lea"),
+    (
+        "--data.sampling.temperature=1e39",
+        r"data\.sampling\.temperature=1e\+39: .*at most 3\.4e\+38",
+    ),
+    ("--model.policy.correction.cap=1e300", r"correction\.cap=1e\+300: must be from 1\.2e-38 to 3"),
+    ("--model.policy.correction.cap=nan", r"policy\.correction\.cap=nan: expected a number$"),
     # runs that train on nothing
     ("--trainer.max_epochs=0", r"trainer\.max_epochs=0: nothing would be trained; .*`validate`"),
     (
@@ -680,6 +691,11 @@ SLOTS = [
     ("grpo", "--data.rewards.correctness.weight=.nan", r"correctness\.weight=nan: must be finite"),
     (
         "grpo",
+        "--data.rewards.correctness.weight=1e-300",
+        r"correctness\.weight=1e-300: .* no effect",
+    ),
+    (
+        "grpo",
         "--data.rewards.correctness.weight=1e39",
         r"correctness: Correctness returned 1e\+39; rewards",
     ),
@@ -721,6 +737,36 @@ SLOTS = [
     ("grpo", "--ckpt_path=last", r"ckpt_path=last: of which run\? give --run_dir=RUN_DIR too"),
     ("grpo", "--ckpt_path=last --run_dir=x", r"ckpt_path=last: run_dir=x holds no checkpoint"),
 ]
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e300])
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        (lambda x: ClippedSurrogate(clip_low=min(x, 1e-300)), "model.policy.clip_low"),
+        (lambda x: ClippedSurrogate(clip_high=x), "model.policy.clip_high"),
+        (lambda x: ClippedSurrogate(dual_clip=x), "model.policy.dual_clip"),
+        (lambda x: ValueLoss(clip=x), "model.value.clip"),
+        (lambda x: KLToReference(coef=x), "KLToReference.coef"),
+        (lambda x: GAE(alpha=x), "model.advantage.alpha"),
+        (lambda x: Update(max_grad_norm=x), "model.update.max_grad_norm"),
+        (lambda x: module_of(kl_in_reward=x), "model.kl_in_reward"),
+    ],
+)
+def test_numbers_that_float32_does_not_hold_are_refused(part, key, value):
+    message = (
+        rf"^{re.escape(key)}=1e[-+]300: must be from 1\.2e-38 to 3\.4e\+38, which float32 holds"
+    )
+    with pytest.raises(ConfigError, match=message):
+        part(value)
+
+
+def test_bounds_may_be_infinite():
+    inf = math.inf
+    surrogate = ClippedSurrogate(clip_high=inf, dual_clip=inf)
+    assert (
+        surrogate.clip_high == ValueLoss(clip=inf).clip == Update(max_grad_norm=inf).max_grad_norm
+    )
 
 
 @pytest.mark.parametrize(("name", "flag", "message"), SLOTS, ids=[flag for _, flag, _ in SLOTS])

@@ -9,13 +9,33 @@ import pytest
 
 from tests.conftest import ROOT
 
+SCRIPT = str(ROOT / "scripts" / "benchmark.py")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--rounds 0", "argument --rounds: 0 is not at least 1"),
+        ("--max-new-tokens -1", "argument --max-new-tokens: -1 is not at least 1"),
+        (
+            "--cases c --smollm2 nowhere",
+            "--smollm2=nowhere: holds no model; write one with",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(args, message):
+    command = [sys.executable, SCRIPT, *args.split(), "--contenders", "dapo"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 2
+    assert f"benchmark.py: error: {message}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
 
 @pytest.mark.slow
 def test_the_benchmark_measures_every_stage_of_its_own_contenders(tmp_path):
     args = ["--cases", "b", "--contenders", "dapo", "dapo_rescored", "vapo", "--rounds", "1"]
     args += ["--max-new-tokens", "12", "--clock", "cpu", "--out", str(tmp_path / "report.json")]
-    script = str(ROOT / "scripts" / "benchmark.py")
-    subprocess.run([sys.executable, script, *args], check=True, cwd=ROOT, timeout=300)
+    subprocess.run([sys.executable, SCRIPT, *args], check=True, cwd=ROOT, timeout=300)
     (result,) = json.loads((tmp_path / "report.json").read_text())["cases"].values()
     medians = result["medians"]
     assert list(medians) == ["dapo", "dapo_rescored", "vapo"]

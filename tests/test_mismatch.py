@@ -5,6 +5,7 @@ import csv
 import math
 import random
 import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from lit_reason.advantages import GAE, GroupRelative
 from lit_reason.annotation import token_rewards
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.correction import Correction
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.networks import state_values
 from lit_reason.objectives import ClippedSurrogate
 from lit_reason.rollout import HFEngine, RolloutEngine, Sampling
@@ -96,10 +97,32 @@ def test_an_engine_without_log_probs_cannot_be_corrected():
         fit(*args, "--model.policy.correction.cap=2", run_dir="other")
 
 
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan])
-def test_a_cap_that_cuts_nothing_or_all_is_refused(cap):
-    with pytest.raises(ConfigError, match=r"model\.policy\.correction\.cap"):
+@pytest.mark.parametrize(
+    ("cap", "rule"),
+    [
+        (0.0, "above 0, for example 2"),
+        (-1.0, "above 0"),
+        (math.nan, "above 0"),
+        (math.inf, "from 1.2e-38 to 3.4e+38, which float32 holds, for example 2"),
+        (1e300, "from 1.2e-38 to 3.4e+38"),
+        (1e-300, "from 1.2e-38 to 3.4e+38"),
+    ],
+)
+def test_a_cap_that_cuts_nothing_or_all_is_refused(cap, rule):
+    message = re.escape(f"model.policy.correction.cap={cap}: must be {rule}")
+    with pytest.raises(ConfigError, match=message):
         Correction(cap)
+
+
+@pytest.mark.parametrize(
+    ("cut", "what"), [("truncate", r"are scaled down to 0\.5"), ("mask", "are dropped")]
+)
+def test_a_cap_that_cuts_what_agrees_is_warned_of(cut, what):
+    with pytest.warns(ConfigWarning, match=rf"correction\.cap=0\.5: is below 1, .* {what}; choose"):
+        Correction(0.5, cut=cut)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Correction(1.0, cut=cut)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

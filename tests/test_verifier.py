@@ -697,6 +697,7 @@ def test_equal_pairs_are_compared_once_and_remembered():
         ({"workers": 0}, r"verifier\.workers=0: must be at least 1"),
         ({"memory_limit": 0}, r"verifier\.memory_limit=0"),
         ({"time_limit": 0}, r"verifier\.time_limit=0: must be a time above 0"),
+        ({"time_limit": 1e300}, r"verifier\.time_limit=1e\+300: .* at most 1e\+06 seconds, say 5"),
         ({"marker": " "}, r"verifier\.marker=' ': is empty"),
         ({"mode": "boxed", "marker": "A:"}, r"verifier\.marker='A:': has no effect in mode=boxed"),
     ],

@@ -3,6 +3,9 @@
 vLLM itself is tested in `test_vllm.py`, where it is installed.
 """
 
+import re
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -95,12 +98,28 @@ def test_sleep_without_a_gpu_is_refused():
         ({"urls": []}, r"data\.engine\.urls=\[\]: names no server; start one with `VLLM_SERVER_"),
         ({"urls": ["localhost:80"]}, r"data\.engine\.urls=localhost:80: is no address; give one"),
         ({"urls": ["http://a", "http://a"]}, "names a server twice"),
-        ({"urls": ["http://a"], "timeout": 0}, r"data\.engine\.timeout=0: must be above 0"),
+        ({"urls": ["http://a"], "timeout": 0}, r"data\.engine\.timeout=0: must be a time above 0"),
+        ({"urls": ["http://a"], "timeout": 1e300}, r"timeout=1e\+300: .* at most 1e\+06 seconds"),
+        ({"urls": ["http://a/", "http://b", "HTTP://A:80/v1"]}, "names a server twice"),
+        ({"urls": ["http://a:99999"]}, r"urls=http://a:99999: is no address"),
+        ({"urls": ["http://[a"]}, r"urls=http://\[a: is no address"),
+        ({"urls": ["http://a?x=1"]}, r"urls=http://a\?x=1: is no address"),
     ],
 )
 def test_addresses_that_are_none_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         VLLMServer(**settings)
+
+
+@pytest.mark.parametrize("urls", ["[http://me:secret@a:1]", "http://me:secret@a:1"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(urls, capsys):
+    flags = ["--data.engine=VLLMServer", f"--data.engine.urls={urls}", "--run_dir=run"]
+    line = fails(capsys, "fit", *tiny("dapo"), *SMALL, *flags)
+    assert re.search(r"data\.engine\.urls=(http://)?…@a:1: ", line)
+    assert "secret" not in line
+    assert not Path("run").exists()
+    if urls[0] == "[":
+        assert "must hold no user or password, which each config.yaml" in line
 
 
 def test_a_server_that_is_not_there_is_named(capsys):
@@ -110,7 +129,40 @@ def test_a_server_that_is_not_there_is_named(capsys):
     assert "start it with `VLLM_SERVER_DEV_MODE=1 vllm serve" in line
 
 
+def test_a_server_that_is_slow_is_not_taken_for_one_that_is_not_there():
+    message = r"^data\.engine\.timeout=0\.2: http://127\.0\.0\.1:\d+ takes longer to answer /x"
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        replica = Replica(f"http://127.0.0.1:{deaf.getsockname()[1]}", 0.2)
+        with pytest.raises(ConfigError, match=message):
+            replica.get("/x")
+
+
+def test_no_proxy_is_asked(monkeypatch):
+    with Server({}) as proxy, Server({"/x": (200, {"a": 1})}) as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert Replica(server.url, 5).post("/x", {"b": 2})["a"].of(int) == 1
+    assert server.asked == [("/x", {"b": 2})]
+    assert not proxy.asked
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(status):
+    with Server({"/x": (200, {})}) as other:
+        away = (status, b"", {"Location": f"{other.url}/x"})
+        with Server({"/x": away}) as server:
+            replica = Replica(server.url, 5)
+            message = rf"urls={server.url}: sends /x on to another address \({other.url}/x\), and"
+            for ask in (replica.get, replica.post):
+                with pytest.raises(ConfigError, match=message):
+                    ask("/x")
+    assert len(server.asked) == 2
+    assert not other.asked
+
+
 MODELS = {"/v1/models": (200, {"data": [{"id": "policy", "max_model_len": 512}]})}
+OWN = {**facts(Bundled().config), "precision": "float32"}
 OTHER = {**facts(Scratch("abc", hidden_size=32, heads=1).config), "precision": "float32"}
 
 
@@ -119,7 +171,36 @@ OTHER = {**facts(Scratch("abc", hidden_size=32, heads=1).config), "precision": "
     [
         ({}, r"has no /v1/models; start it with `VLLM"),
         (MODELS, r"has no /collective_rpc; start it with `VLLM_SERVER_DEV_MODE=1 vllm serve"),
-        ({"/v1/models": (200, b"<html>")}, r"answers b'<html>' to /v1/models, which is no JSON"),
+        ({"/v1/models": (200, b"<html>")}, r"answer to /v1/models is no JSON \(b'<html>'\); give"),
+        (
+            {"/v1/models": (200, b"")},
+            r"the answer to /v1/models has no `data`; give the address of",
+        ),
+        ({"/v1/models": (200, {})}, r"the answer to /v1/models has no `data`"),
+        ({"/v1/models": (200, [])}, r"the answer to /v1/models has no `data`"),
+        (
+            {"/v1/models": (200, {"data": []})},
+            r"to /v1/models has no `data\[0\]`; give the address",
+        ),
+        (
+            {**MODELS, "/collective_rpc": (200, {"results": []})},
+            r"the answer to /collective_rpc has no `results\[0\]`",
+        ),
+        (
+            {**MODELS, "/collective_rpc": (200, {"results": [None]})},
+            r"the answer to /collective_rpc has None as `results\[0\]`",
+        ),
+        (
+            {**MODELS, "/collective_rpc": (200, {"results": [{**OWN, "precision": "int3"}]})},
+            r"the answer to /collective_rpc names the precision int3",
+        ),
+        (
+            {
+                "/v1/models": (200, {"data": [{"id": "policy"}]}),
+                "/collective_rpc": (200, {"results": [OWN]}),
+            },
+            r"the answer to /v1/models has no `data\[0\]\.max_model_len`",
+        ),
         (
             {**MODELS, "/collective_rpc": (500, {"error": "no such method"})},
             r"answers 500 to /collective_rpc \(\{\"error\": \"no such method\"\}\)",
@@ -134,6 +215,67 @@ def test_a_server_of_another_kind_or_model_is_named(answers, message):
     with Server(answers) as server, pytest.raises(ConfigError, match=message) as caught:
         VLLMServer([server.url]).bind(ready(module_of()))
     assert f"data.engine.urls={server.url}: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def choices(**changed):
+    whole = {"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.1, -0.2]}}
+    choice = {k: v for k, v in {**whole, **changed}.items() if v != "absent"}
+    return {"choices": [choice]}
+
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "message"),
+    [
+        ("/reset_prefix_cache", b"", "has no `success`"),
+        ("/reset_prefix_cache", {"success": "yes"}, r"has 'yes' as `success`"),
+        (COMPLETIONS, {}, "has no `choices`"),
+        (COMPLETIONS, {"choices": []}, r"has no `choices\[0\]`"),
+        (COMPLETIONS, {"choices": None}, "has None as `choices`"),
+        (
+            COMPLETIONS,
+            {"choices": choices()["choices"] * 2},
+            "has 2 `choices` where 1 were asked for",
+        ),
+        (COMPLETIONS, choices(index="absent"), r"has no `choices\[0\]\.index`"),
+        (COMPLETIONS, choices(token_ids="absent"), r"has no `choices\[0\]\.token_ids`"),
+        (COMPLETIONS, choices(token_ids=None), r"has None as `choices\[0\]\.token_ids`"),
+        (COMPLETIONS, choices(token_ids=["a"]), r"has \['a'\] as `choices\[0\]\.token_ids`"),
+        (COMPLETIONS, choices(logprobs=None), r"has no `choices\[0\]\.logprobs\.token_logprobs`"),
+        (
+            COMPLETIONS,
+            choices(logprobs={"token_logprobs": [None, -0.1]}),
+            r"has \[None, -0\.1\] as `choices\[0\]\.logprobs\.token_logprobs`",
+        ),
+    ],
+)
+def test_an_answer_that_lacks_a_field_is_one_line(path, said, message, copies):
+    server = copies[0]
+    server.answers[path] = (200, said)
+    engine = VLLMServer([server.url])
+    engine.bind(ready(module_of()))
+    whole = rf"^data\.engine\.urls={server.url}: the answer to {path} {message}; give the address"
+    with pytest.raises(ConfigError, match=whole):
+        engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"token_ids": [5]}, "a response of 1 tokens has 2 entries in logprobs"),
+        ({"token_ids": [5, 99999]}, "a response has ids that are no tokens of the model"),
+    ],
+)
+def test_what_a_server_samples_for_the_probe_is_checked(changed, message, copies):
+    server = copies[0]
+    server.answers[COMPLETIONS] = (200, choices(**changed))
+    engine = VLLMServer([server.url])
+    engine.bind(ready(module_of()))
+    with pytest.raises(ConfigError, match=rf"data\.engine=VLLMServer: {message}"):
+        engine.generate([[3, 4]], 1, Sampling(max_new_tokens=2), seed=0)
 
 
 def test_the_address_of_the_api_is_taken_for_that_of_the_server():

@@ -13,7 +13,7 @@ from lit_reason.batch import Group, Prompt, Response, RolloutBatch
 from lit_reason.engines.weights import Named, policy_weights
 from lit_reason.errors import ConfigError
 from lit_reason.functional import masked_mean, zero_outside
-from lit_reason.rollout import RolloutEngine, Sampling
+from lit_reason.rollout import RolloutEngine, Sampling, check_responses
 from lit_reason.verdict import Status, Verdict
 
 PROBE = 32  # tokens of the probe's response
@@ -103,7 +103,11 @@ class SyncedEngine(RolloutEngine):
         # the whole distribution, as the trainer scores it, at the temperature that is trained
         budget = min(PROBE, sampling.max_new_tokens)
         probe = Sampling(sampling.temperature or 1.0, max_new_tokens=budget)
-        apart = self._apart(prompt, self._sample_each(prompt, probe), probe.temperature)
+        responses = self._sample_each(prompt, probe)
+        vocabulary = self.module.backbone.config.get_text_config().vocab_size
+        counts = 1, len(responses)
+        check_responses(type(self).__name__, [responses], counts, probe, vocabulary)
+        apart = self._apart(prompt, responses, probe.temperature)
         if not apart <= self._tolerance:
             raise ConfigError(
                 f"data.engine.tolerance={self._tolerance:g}: after the weights of rollout {version}"

@@ -18,11 +18,12 @@ from lit_reason.engines.synced import SyncedEngine
 from lit_reason.engines.vllm_protocol import Row, as_responses, prompt_seeds, sampling_fields
 from lit_reason.engines.vllm_worker import facts
 from lit_reason.engines.weights import Named, chunks
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_seconds
 from lit_reason.rollout import Sampling
 
 T = TypeVar("T")
 CHUNK = 2**26  # bytes of weights in one request
+PRECISIONS = ("float32", "bfloat16", "float16")
 REQUESTS = 64  # prompts that one replica is asked at once
 
 
@@ -57,11 +58,10 @@ class VLLMServer(SyncedEngine):
         super().__init__(tolerance)
         if not urls:
             raise ConfigError(f"{KEY}=[]: names no server; start one with `{START}`")
-        if len(set(urls)) < len(urls):
-            raise ConfigError(f"{KEY}={urls}: names a server twice; name each once")
-        if not timeout > 0:
-            raise ConfigError(f"data.engine.timeout={timeout}: must be above 0, for example 600")
+        require_seconds("data.engine.timeout", timeout, "600")
         self.replicas = [Replica(url, timeout) for url in urls]
+        if len({replica.url for replica in self.replicas}) < len(urls):
+            raise ConfigError(f"{KEY}={urls}: names a server twice; name each once")
         self.sleep = sleep
         self._precision = ""
 
@@ -83,8 +83,11 @@ class VLLMServer(SyncedEngine):
     def _model(self, replica: Replica) -> tuple[str, int]:
         """Name and context of the model that a replica serves; it must be of the policy's kind."""
         model = replica.get("/v1/models")["data"][0]
-        for served in replica.call("describe_policy"):
-            self._precision = served.pop("precision")
+        for answer in replica.call("describe_policy"):
+            served = dict(answer.of(dict))
+            self._precision = answer["precision"].of(str)
+            if served.pop("precision") not in PRECISIONS:
+                raise answer["precision"].wrong(f"names the precision {self._precision:.40}")
             expected = facts(self.module.backbone.config.get_text_config())
             if served != expected:
                 key = next(key for key in expected if served.get(key) != expected[key])
@@ -92,7 +95,7 @@ class VLLMServer(SyncedEngine):
                     f"{KEY}={replica.url}: serves a model with {key}={served.get(key)}, and "
                     f"model.backbone has {expected[key]}; serve the folder of model.backbone"
                 )
-        return model["id"], model["max_model_len"]
+        return model["id"].of(str), model["max_model_len"].of(int)
 
     # --- the servers --------------------------------------------------------------------------
 
@@ -126,13 +129,14 @@ class VLLMServer(SyncedEngine):
         self.module.trainer.strategy.barrier()  # a replica may be another rank's to send to
 
     def _load(self, replica: Replica, sent: int) -> None:
-        loaded = replica.call("load_policy_weights")
-        if set(map(int, loaded)) != {sent}:
+        loaded = [str(answer.value) for answer in replica.call("load_policy_weights")]
+        if set(loaded) != {str(sent)}:
             raise ConfigError(
                 f"{KEY}={replica.url}: loaded {loaded} of {sent} weights; does another run send "
                 "it weights?"
             )
-        if not replica.post("/reset_prefix_cache")["success"]:  # of what other weights have read
+        # of what other weights have read
+        if not replica.post("/reset_prefix_cache")["success"].of(bool):
             raise ConfigError(
                 f"{KEY}={replica.url}: cannot forget what other weights have read while it answers "
                 "somebody else; give the run servers of its own"
@@ -164,8 +168,13 @@ class VLLMServer(SyncedEngine):
             "return_tokens_as_token_ids": True,  # nothing is decoded there
         }
         choices = replica.post("/v1/completions", body)["choices"]
-        choices.sort(key=lambda choice: choice["index"])
-        return [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in choices]
+        parts = sorted(choices.parts(), key=lambda choice: int(choice["index"].of(int)))
+        if len(parts) != samples:
+            raise choices.wrong(f"has {len(parts)} `choices` where {samples} were asked for")
+        return [
+            (c["token_ids"].all_of(int), c["logprobs"]["token_logprobs"].all_of(int, float))
+            for c in parts
+        ]
 
     def _responses(self, rows: list[Row]) -> list[Response]:
         backbone = self.module.backbone

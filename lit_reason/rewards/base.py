@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import ConfigError
+from lit_reason.errors import SMALLEST, ConfigError
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
 
@@ -38,9 +38,10 @@ class Reward(ABC):
     def __init__(self, weight: float = 1.0) -> None:
         if not math.isfinite(weight):
             raise ConfigError(f"{type(self).__name__}.weight={weight}: must be finite")
-        if weight == 0:
+        if abs(weight) < SMALLEST:
             raise ConfigError(
-                f"{type(self).__name__}.weight=0: the term would have no effect; set it to null"
+                f"{type(self).__name__}.weight={weight:g}: the term would have no effect; set it "
+                "to null"
             )
         self.weight = weight
 

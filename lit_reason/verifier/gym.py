@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, require_seconds
 from lit_reason.verdict import FAILURES, Status, Verdict
 from lit_reason.verifier.extract import AnswerFormat, extract
 from lit_reason.verifier.gym_answers import may_be_scored
@@ -84,8 +84,7 @@ class GymVerifier:
         memory_limit: int = 1024,
     ) -> None:
         require_at_least_one("task", workers=workers, memory_limit=memory_limit)
-        if not 0 < time_limit < float("inf"):
-            raise ConfigError(f"task.time_limit={time_limit}: must be a time above 0, say 5")
+        require_seconds("task.time_limit", time_limit, "5")
         self.answer_format = answer_format
         self.pool = Pool(workers, time_limit, memory_limit, engine=_ENGINE)
         self._slow: dict[Pair, Status] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one
+from lit_reason.errors import ConfigError, ConfigWarning, require_at_least_one, require_seconds
 from lit_reason.verdict import FAILURES, Status, Verdict
 from lit_reason.verifier.extract import AnswerFormat, extract, state
 from lit_reason.verifier.memory import Memory, alone
@@ -61,8 +61,7 @@ class Verifier:
         require_at_least_one(
             "verifier", workers=workers, memory_limit=memory_limit, recycle_after=recycle_after
         )
-        if not 0 < time_limit < float("inf"):
-            raise ConfigError(f"verifier.time_limit={time_limit}: must be a time above 0, say 5")
+        require_seconds("verifier.time_limit", time_limit, "5")
         self.mode, self.marker, self.on_failure = mode, marker, on_failure
         self._check_marker()
         self.pool = Pool(workers, time_limit, memory_limit, recycle_after)
