@@ -17,6 +17,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of fl
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
 
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
+_SECRET = re.compile(r"(\w*(?:api_?key|password|secret|access_token|hf_token)=)[^\s:;,]+", re.I)
 
 
 class ConfigError(ValueError):
@@ -96,14 +97,24 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
 
 
 def printable(text: str) -> str:
-    r"""A text in one line, in which nothing acts on the terminal and no address has its password.
+    r"""A text in one line, in which nothing acts on the terminal and nothing is secret.
 
     Example:
-        >>> printable("a\n\x1b[2Jb http://me:secret@host")
-        'a \\x1b[2Jb http://…@host'
+        >>> printable("a\n\x1b[2Jb http://me:secret@host api_key=secret")
+        'a \\x1b[2Jb http://…@host api_key=…'
     """
     line = _USER.sub("…", " ".join(text.splitlines()))
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return visible(_SECRET.sub(r"\1…", line))
+
+
+def visible(text: str) -> str:
+    r"""A text with its lines and tabs, in which other control characters are written out.
+
+    Example:
+        >>> visible("a\n\x00b")
+        'a\n\\x00b'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 @contextmanager

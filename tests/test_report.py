@@ -154,6 +154,11 @@ def test_responses_cannot_inject_markup(tmp_path):
     assert page.count(html.escape(attack)) == 5
 
 
+def test_control_characters_of_responses_are_written_out(tmp_path):
+    page = page_of(make_run(tmp_path / "run", samples=[sample(response="a\x00b\x1b[2J\tc\nd")]))
+    assert "<pre>a\\x00b\\x1b[2J\tc\nd</pre>" in page
+
+
 def test_responses_come_newest_first_with_a_verdict_in_words(tmp_path):
     rows = [
         sample(rollout=0, response="older", correct=False, reward=-1.0, truncated=True),

@@ -83,3 +83,15 @@ def test_a_run_talks_to_nobody_and_writes_no_secret(monkeypatch, capfd):
     assert secret not in output.out + output.err
     for path in (p for p in run_dir.rglob("*") if p.is_file()):
         assert secret.encode() not in path.read_bytes(), path
+
+
+def test_an_error_does_not_repeat_a_secret(capsys):
+    line = fails(
+        capsys,
+        "fit",
+        *tiny("grpo"),
+        "--trainer.logger=CSVLogger",
+        "--trainer.logger.api_key=s3cr3t-01",
+    )
+    assert "trainer.logger.api_key" in line
+    assert "s3cr3t" not in line

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from lit_reason.errors import visible
 from lit_reason.files import write_text
 from lit_reason.report.history import HELD_OUT, Run
 
@@ -136,7 +137,7 @@ def _response(sample: dict[str, Any]) -> str:
 
 
 def _text(part: str, sample: dict[str, Any]) -> str:
-    return f'<p class="part">{part}</p><pre>{escape(str(sample.get(part, "")))}</pre>'
+    return f'<p class="part">{part}</p><pre>{escape(visible(str(sample.get(part, ""))))}</pre>'
 
 
 def _is_right(sample: dict[str, Any]) -> bool:
