@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import struct
 from pathlib import Path
@@ -150,6 +151,16 @@ def test_committed_tables_follow_from_the_committed_curves(path, tmp_path):
     rows = [p.name for p in sweep.points()]
     table = tabulate(read_curves(path), sweep.metric, rows, paper)
     assert markdown(table) + "\n" == (path.parent / "table.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "ablations/README.md"])
+def test_what_pages_say_of_the_miniature_is_in_the_committed_tables(page):
+    tables = "".join(path.with_name("table.md").read_text() for path in RESULTS)
+    text = (ROOT / page).read_text().replace("\N{MINUS SIGN}", "-")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    values = [v for row in rows for v in re.findall(r"[-+]?\d\.\d{3} \[[^]]*\]", row)]
+    assert len(values) >= 11
+    assert [value for value in values if value not in tables] == []
 
 
 def test_the_hash_of_a_configuration_leaves_out_the_seed(tmp_path):
