@@ -90,6 +90,9 @@ class StopSignals(Callback):
         if version == self.rollout:  # a further round of the same rollout
             return
         self.rollout, self.cursor = version, trainer.datamodule.cursor
+        # a run that continues after an evaluation goes past it in a turn without a rollout, which
+        # Lightning counts as a step of the loggers
+        trainer.fit_loop.epoch_loop._batches_that_stepped = version
         asked = bool(self.asked)
         if trainer.world_size > 1:
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)

@@ -57,6 +57,17 @@ class Generating(Callback):
         if trainer.lightning_module.policy_version == 3 and stage == "scoring":
             os.kill(os.getpid(), signal.SIGINT)
 
+class Validating(Callback):
+    def on_validation_start(self, trainer, module):
+        if not trainer.sanity_checking and module.policy_version == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class NextEpoch(Callback):
+    def on_stage(self, trainer, stage):
+        version = trainer.lightning_module.policy_version
+        if trainer.training and version == 2 and stage == "scoring":
+            os.kill(os.getpid(), signal.SIGINT)
+
 class First(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -70,13 +81,18 @@ class Twice(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 """
-SIGNALLED = {"Updating": (143, 3), "Generating": (130, 3)}  # exit status, rollouts it keeps
-RESUMED = ["halves", "killed", *SIGNALLED]
+SIGNALLED = {  # exit status, rollouts it keeps
+    "Updating": (143, 3),
+    "Generating": (130, 3),
+    "Validating": (143, 2),
+    "NextEpoch": (130, 2),
+}
+RESUMED = ["halves", "killed", *SIGNALLED, "twice"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four rollouts at once; two and two; three, killed, and again from the second."""
+    """Four rollouts at once; two and two; killed and stopped at several moments; stopped twice."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "callback_that_dies.py").write_text(DIES)
     with pytest.MonkeyPatch.context() as patch:
@@ -99,13 +115,21 @@ def runs(tmp_path_factory):
         shutil.copytree(folder / "killed", folder / "dead")
         last = folder / "killed" / "checkpoints" / "last.ckpt"
         done["killed"] = go("killed", "--trainer.max_epochs=2", f"--ckpt_path={last}")
-        for name, (status, rollouts) in SIGNALLED.items():
+
+        def stops(folder_name, callback, *extra):
+            status, rollouts = SIGNALLED[callback]
+            given = ["--trainer.max_epochs=2", f"--callbacks.x=callback_that_dies.{callback}"]
             with pytest.raises(SystemExit) as stop:
-                go(name, "--trainer.max_epochs=2", f"--callbacks.x=callback_that_dies.{name}")
+                go(folder_name, *given, *extra)
             assert stop.value.code == status
-            assert checkpoint(folder, name)["policy_version"] == rollouts
-            last = folder / name / "checkpoints" / "last.ckpt"
-            done[name] = go(name, "--trainer.max_epochs=2", f"--ckpt_path={last}")
+            assert checkpoint(folder, folder_name)["policy_version"] == rollouts
+
+        for name in SIGNALLED:
+            stops(name, name)
+            done[name] = go(name, "--trainer.max_epochs=2", "--ckpt_path=last")
+        stops("twice", "Validating")
+        stops("twice", "NextEpoch", "--ckpt_path=last")
+        done["twice"] = go("twice", "--trainer.max_epochs=2", "--ckpt_path=last")
         patch.delenv("PL_GLOBAL_SEED", raising=False)
     return folder, done
 
@@ -135,7 +159,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(runs, name):
     """Weights, both optimizers' moments, schedules, prompt cursor and rollout counter."""
     folder, done = runs
     whole, other = checkpoint(folder, "whole"), checkpoint(folder, name)
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "policy_version"):
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "policy_version", "global_step"):
         assert_same(whole[key], other[key], key)
     assert whole["RolloutDataModule"] == other["RolloutDataModule"]
     assert whole["policy_version"] == 4
@@ -220,6 +244,22 @@ def own_parts(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     Path("callback_that_dies.py").write_text(DIES)
     sys.modules.pop("callback_that_dies", None)
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("moment", ["Validating", "NextEpoch"])
+def test_stops_where_an_epoch_ends_leave_the_steps_of_the_loggers_as_they_are(moment):
+    """Twice in a row: what Lightning counts for loggers is counted anew for each evaluation."""
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    stop = f"--callbacks.x=callback_that_dies.{moment}"
+    with pytest.raises(SystemExit):
+        fit(*args, stop)
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.NextEpoch", "--ckpt_path=last")
+    assert versions()["last.ckpt"] == 2
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
 
 
 @pytest.mark.usefixtures("own_parts")
