@@ -709,6 +709,18 @@ SLOTS = [
         "init_args: {max_lr: 1e-3, total_steps: 1}}",
         r"model\.actor_scheduler\.total_steps=1: the run steps the schedule 2 times; raise it to 2",
     ),
+    (
+        "grpo",
+        "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR "
+        "--model.actor_scheduler.total_iters=-3",
+        r"model\.actor_scheduler\.total_iters=-3: must be at least 1",
+    ),
+    (
+        "ppo",
+        "--model.critic_scheduler=torch.optim.lr_scheduler.CosineAnnealingLR "
+        "--model.critic_scheduler.T_max=0",
+        r"model\.critic_scheduler\.T_max=0: must be at least 1",
+    ),
     ("grpo", "--ckpt_path=last", r"ckpt_path=last: of which run\? give --run_dir=RUN_DIR too"),
     ("grpo", "--ckpt_path=last --run_dir=x", r"ckpt_path=last: run_dir=x holds no checkpoint"),
 ]

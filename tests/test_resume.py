@@ -465,6 +465,12 @@ def test_settings_given_on_resuming_apply_and_are_printed(copied, capsys):
     )
 
 
+def test_a_schedule_without_a_length_is_refused_on_resuming_too(copied, capsys):
+    line = resumed(capsys, *GRPO, "--ckpt_path=last", "--model.actor_scheduler.total_iters=-3")
+    assert "model.actor_scheduler.total_iters=-3: must be at least 1" in line
+    assert versions()["last.ckpt"] == 2
+
+
 def test_another_optimizer_cannot_go_on_from_the_state_of_the_old_one(copied, capsys):
     line = resumed(capsys, *GRPO, f"--ckpt_path={copied}", "--model.actor_optimizer=SGD")
     assert re.search(
