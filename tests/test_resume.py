@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from lit_reason import checkpoints
 from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
@@ -67,6 +68,27 @@ class NextEpoch(Callback):
         version = trainer.lightning_module.policy_version
         if trainer.training and version == 2 and stage == "scoring":
             os.kill(os.getpid(), signal.SIGINT)
+
+class Ending(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_validation_batch_start(self, trainer, *args):
+        if trainer.state.fn == "validate":
+            os.kill(os.getpid(), self.number)
+
+class Last(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 1:
+            os.kill(os.getpid(), self.number)
+
+class Interrupts(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 3:
+            raise KeyboardInterrupt
 
 class First(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -269,6 +291,74 @@ def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
     assert stop.value.code == 143
     assert "stopped by SIGTERM, without a new checkpoint" in capsys.readouterr().err
     assert not list(Path().rglob("*.ckpt"))
+
+
+def stopped(capsys, *args):
+    """Exit status and last line of a run that is stopped."""
+    with pytest.raises(SystemExit) as stop:
+        fit(*args)
+    return stop.value.code, capsys.readouterr().err.splitlines()[-1]
+
+
+CONTINUE = "python -m lit_reason fit --config run/config.yaml --ckpt_path run/checkpoints/last.ckpt"
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_second_signal_while_the_checkpoint_is_written_says_how_to_continue(capsys, monkeypatch):
+    save = checkpoints.save_tensors
+
+    def slow(value, path):
+        if value["policy_version"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        save(value, path)
+
+    monkeypatch.setattr(checkpoints, "save_tensors", slow)
+    stop = "--callbacks.x=callback_that_dies.Updating"
+    status, said = stopped(capsys, *GRPO, "--trainer.max_epochs=2", stop)
+    assert status == 143
+    assert said == f"stopped by SIGTERM, without a new checkpoint; continue with: {CONTINUE}"
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["Ending", "Last"])
+def test_a_signal_in_or_before_the_evaluation_after_the_last_epoch_ends_it(moment, number, capsys):
+    """What is left is the evaluation, which the run that continues makes."""
+    args = [*GRPO, "--trainer.check_val_every_n_epoch=9"]
+    stop = [f"--callbacks.x=callback_that_dies.{moment}", f"--callbacks.x.number={number:d}"]
+    status, said = stopped(capsys, *args, *stop)
+    assert status == 128 + number
+    assert said == f"stopped by {number.name}, without a new checkpoint; continue with: {CONTINUE}"
+    fit(*args, "--ckpt_path=last")
+    assert "2 rollouts in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_run_that_is_told_to_stop_in_its_last_rollout_is_done_in_order(capsys):
+    fit(*GRPO, "--callbacks.x=callback_that_dies.Last", f"--callbacks.x.number={signal.SIGTERM:d}")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    assert "2 rollouts in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_an_evaluation_that_is_interrupted_says_so(capsys):
+    stop = ["--callbacks.x=callback_that_dies.Ending", f"--callbacks.x.number={signal.SIGINT:d}"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["validate", *tiny("grpo"), *SMALL, *stop])
+    assert stopped.value.code == 130
+    said = capsys.readouterr().err
+    assert said.endswith("stopped by SIGINT\n")
+    assert "KeyboardInterrupt" not in said
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_an_interrupt_that_a_part_raises_is_one_by_the_user(capsys):
+    stop = "--callbacks.x=callback_that_dies.Interrupts"
+    status, said = stopped(capsys, *GRPO, "--trainer.max_epochs=2", stop)
+    assert status == 130
+    assert said == f"stopped by SIGINT, without a new checkpoint; continue with: {CONTINUE}"
+    assert versions()["last.ckpt"] == 2
 
 
 STATES = {  # of VAPO's the tests above tell
