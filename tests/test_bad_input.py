@@ -512,6 +512,32 @@ class Bools(PlanCount):
 class Asks(Callback):
     def __init__(self, every: int):
         self.every = every
+
+class Exits(Callback):
+    def on_train_batch_end(self, *args):
+        raise SystemExit(0)
+
+class ExitsReward(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise SystemExit(0)
+
+class ExitsTask(PlanCount):
+    def verify(self, prompt, text):
+        exit()
+
+class ExitsEngine(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        raise SystemExit("no server")
+
+class ExitsUnbuilt(ExitsReward):
+    def __init__(self):
+        raise SystemExit(0)
+
+class Clears(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        responses.clear()
+        verdicts.clear()
+        return []
 """
 PARTS = [
     ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:16\)"),
@@ -557,6 +583,15 @@ PARTS = [
     ("callbacks.x=Asks", r"callbacks\.x\.every: not set"),
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine=Short: returned \[\d, .*expected \d for each"),
+    ("callbacks.x=Exits", r"callbacks\.x\.on_train_batch_end: SystemExit: 0 \(at my_bugs\.py:\d"),
+    ("data.rewards.x=ExitsReward", r"data\.rewards\.x: ExitsReward raised SystemExit: 0 \(at my_b"),
+    ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
+    ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
+    ("data.rewards.x=ExitsUnbuilt", r"data\.rewards\.x\.__init__: SystemExit: 0 \(at my_bugs\.py"),
+    (
+        "data.rewards.x=Clears",
+        r"data\.rewards\.x: Clears returned 0 values for 4 responses; return",
+    ),
 ]
 
 
@@ -599,6 +634,7 @@ BROKEN = [
     ("class A(", r"SyntaxError: '\(' was never closed"),
     ("from nowhere import A", r"ModuleNotFoundError: No module named 'nowhere'"),
     ("class A(B): ...", r"NameError: name 'B' is not defined"),
+    ("import sys; sys.exit(0)", r"SystemExit: 0"),
 ]
 
 
