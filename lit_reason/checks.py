@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
     from lit_reason.module import ReasonModule
 
+LENGTHS = ("total_iters", "T_max", "step_size")  # of torch's schedules, which checks none of them
 OFF_POLICY = (
     "data.engine: its responses are not samples of the policy as it is, so they may train the "
     "critic only; add the callback ValuePretraining, or choose HFEngine"
@@ -189,7 +190,7 @@ def warn_of_frozen_policy(module: ReasonModule, watched: bool, flags: Mapping[st
 
 
 def check_schedule(key: str, schedule: Any, steps: int) -> None:
-    """Refuses a schedule that ends before the run does.
+    """Refuses a schedule that ends before the run does, or that has no length.
 
     Args:
         key: Where it is configured.
@@ -197,8 +198,13 @@ def check_schedule(key: str, schedule: Any, steps: int) -> None:
         steps: Those it will take; 0 if that is not known.
 
     Raises:
-        ConfigError: It raises an error of its own after fewer, as `OneCycleLR` does.
+        ConfigError: It raises an error of its own after fewer, as `OneCycleLR` does; or a length is
+            below 1, with which torch makes other rates than anybody means, or divides by it.
     """
+    lengths = LENGTHS if type(schedule).__module__ == "torch.optim.lr_scheduler" else ()
+    for name in lengths:
+        if not getattr(schedule, name, 1) >= 1:
+            raise ConfigError(f"{key}.{name}={getattr(schedule, name)}: must be at least 1")
     total = getattr(schedule, "total_steps", None)
     if isinstance(total, int) and total < steps:
         raise ConfigError(

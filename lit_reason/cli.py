@@ -61,8 +61,8 @@ from lit_reason.nulls import check_nulls, without_dropped
 from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
-from lit_reason.run_dir import choose_run_dir, claim, give_back
-from lit_reason.stopping import Stopped, StopSignals
+from lit_reason.run_dir import choose_run_dir, chosen_run_dir, claim, give_back
+from lit_reason.stopping import StopSignals, stop_in
 from lit_reason.trainer_checks import (
     check_callbacks,
     check_checkpoint,
@@ -421,11 +421,11 @@ def run(args: list[str]) -> LightningCLI:
     try:
         read_configs(args)
         return build(args)
-    except Stopped as stopped:
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-            sys.stderr.write(f"{stopped.message()}\n")
-        raise SystemExit(stopped.exit_status) from None
-    except Exception as error:
+    except BaseException as error:
+        if stopped := stop_in(error):
+            if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+                sys.stderr.write(f"{stopped.message(args[0], chosen_run_dir())}\n")
+            raise SystemExit(stopped.exit_status) from None
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
@@ -444,11 +444,15 @@ def in_constructor(error: BaseException) -> str | None:
     return next((line for e in reversed(chain) if (line := users_mistake(e))), None)
 
 
-def reason_of(error: Exception) -> str | None:
-    """The one line to show for an exception; `None` for one that deserves its traceback."""
+def reason_of(error: BaseException) -> str | None:
+    """The one line to show for an exception; `None` for one that deserves its traceback.
+
+    An exit that code of the user's asked for has one too: it is no end of a run, whatever its
+    status.
+    """
     if isinstance(error, ConfigError | FloatingPointError):
         return str(error)
-    if mistake := users_mistake(error):
+    if (mistake := users_mistake(error)) or not isinstance(error, Exception):  # as after --help
         return mistake
     files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if "checkpoint_connector.py" in files:
@@ -489,8 +493,10 @@ def quiet_lightning() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     disable_progress_bar()  # of transformers: loading a model is not what the bar is for
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_wanted)
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "litlogger" not in record.getMessage()
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """No advertisement, and no second word on Ctrl-C."""
+    message = record.getMessage()
+    return not any(part in message for part in ("litlogger", "Detected KeyboardInterrupt"))

@@ -24,6 +24,10 @@ class ConfigError(ValueError):
     """A setting that cannot work. The message names the key, its value and a valid choice."""
 
 
+# what a part that the user wrote may raise; `sys.exit` in it must not look like the end of a run
+RAISED = (Exception, SystemExit)
+
+
 class ConfigWarning(UserWarning):
     """A setting that has no effect, or one that is known to spoil a run."""
 
@@ -126,7 +130,7 @@ def placed(key: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except RAISED as error:
         if place_of(error) is None:
             error.__dict__["place"] = key
         raise
@@ -167,9 +171,9 @@ def blaming(key: str, part: object) -> Iterator[None]:
             yield
     except ConfigError:
         raise
-    except Exception as error:
-        own = users_frame(error)
-        if own is None and type(part).__module__.startswith("lit_reason."):
+    except RAISED as error:
+        own, exits = users_frame(error), isinstance(error, SystemExit)
+        if own is None and not exits and type(part).__module__.startswith("lit_reason."):
             raise
         place = f" (at {own[1]})" if own else ""
         raise ConfigError(

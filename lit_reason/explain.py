@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lit_reason.errors import users_frame
+from lit_reason.errors import RAISED, users_frame
 from lit_reason.given import Settings, locate, settings
 
 _KEY = re.compile(r"(?:Parser key|Key|key) [\"']([\w.]+)[\"']")
@@ -222,7 +222,7 @@ def _class_fault(path: str, hint: Any) -> str:
         return f"no class {path}"
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
+    except RAISED as error:
         return f"module {module} cannot be imported ({type(error).__name__}: {error})"
     wanted = " or ".join(b.__name__ for b in bases(hint) if b.__module__ != "builtins")
     if found is None:

@@ -101,7 +101,7 @@ def reward(
     outcomes: list[list[float | None]] = []
     for name, term in rewards.items():
         with blaming(f"data.rewards.{name}", term):
-            values = term(prompt, responses, verdicts)
+            values = term(prompt, list(responses), list(verdicts))  # for it to change
         where = f"data.rewards.{name}: {term.called}"
         values = _listed(where, values, len(responses), f"{len(responses)} responses")
         if term.per_token:

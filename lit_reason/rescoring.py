@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from lit_reason.errors import ConfigError, blaming
+from lit_reason.errors import RAISED, ConfigError, blaming
 from lit_reason.prediction_files import Row
 from lit_reason.scores import (
     Samples,
@@ -77,7 +77,7 @@ def _own(path: str) -> Callable[[list[str], list[str]], Sequence[Verdict]]:
             f"{', '.join((*MATH, 'plan_count'))}, or the dotted path of a function that takes gold "
             "answers and responses and returns verdicts"
         ) from error
-    except Exception as error:
+    except RAISED as error:
         raise ConfigError(
             f"answer_format={path}: cannot be imported ({type(error).__name__}: {error})"
         ) from error

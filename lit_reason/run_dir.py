@@ -83,6 +83,11 @@ def claim(run_dir: str, config: str, resumed: bool) -> None:
         raise
 
 
+def chosen_run_dir() -> str | None:
+    """The folder chosen last; `None` if there is none."""
+    return os.environ.get(RUN_DIR_VARIABLE)
+
+
 def give_back() -> None:
     """Forgets the folder chosen last, and removes it if nothing was written into it."""
     chosen = os.environ.pop(RUN_DIR_VARIABLE, None)

@@ -6,14 +6,18 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lit_reason.run_dir import CONFIG, newest_checkpoint
 from lit_reason.stages import Stage
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TRAINING = ("fit", "cold_start")  # the subcommands that can be continued
 
 
 class Stopped(BaseException):
@@ -34,12 +38,40 @@ class Stopped(BaseException):
         """As a shell has it for a process that the signal ended."""
         return 128 + self.number
 
-    def message(self) -> str:
-        """What to tell the user, in one line."""
+    def message(self, subcommand: str, run_dir: str | None) -> str:
+        """What to tell the user, in one line.
+
+        Args:
+            subcommand: What was stopped.
+            run_dir: Folder of the run, whose newest checkpoint it continues from where there is no
+                new one; `None` before it was chosen.
+        """
         name = signal.Signals(self.number).name
+        if subcommand not in TRAINING:
+            return f"stopped by {name}"
+        earlier = None if self.command or run_dir is None else newest_checkpoint(run_dir)
+        command = self.command if earlier is None else continuing(subcommand, run_dir, earlier)
         when = f" after {self.done}" if self.done else ", without a new checkpoint"
-        go_on = f"; continue with: {self.command}" if self.command else ""
-        return f"stopped by {name}{when}{go_on}"
+        return f"stopped by {name}{when}" + (f"; continue with: {command}" if command else "")
+
+
+def stop_in(error: BaseException) -> Stopped | None:
+    """The signal behind what ended a run; `None` if it was none.
+
+    Args:
+        error: A `KeyboardInterrupt` stands for Ctrl-C, whoever raised it. Lightning makes an exit
+            with status 1 of it.
+    """
+    told = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(told, KeyboardInterrupt):
+        return Stopped(signal.SIGINT, at_once=True)
+    return told if isinstance(told, Stopped) else None
+
+
+def continuing(subcommand: str, run_dir: Any, checkpoint: str | Path) -> str:
+    """The command that continues a run."""
+    config = f"{run_dir}/{CONFIG}"
+    return f"python -m lit_reason {subcommand} --config {config} --ckpt_path {checkpoint}"
 
 
 class StopSignals(Callback):
@@ -47,8 +79,9 @@ class StopSignals(Callback):
 
     A rollout that is being generated is given up, and generated again by the run that continues;
     one that trains, or an evaluation, is finished first. Several ranks always finish the rollout,
-    because they must stop together. A second signal ends the run at once. In a cold start a step
-    stands for a rollout.
+    because they must stop together. A second signal ends the run at once, and so does the first one
+    in the evaluation after the last epoch, which loses nothing. In a cold start a step stands for a
+    rollout.
 
     Args:
         cold_start: The run is a cold start.
@@ -68,6 +101,15 @@ class StopSignals(Callback):
 
     on_train_start = on_sanity_check_start  # of a run without a sanity check
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes them over for the evaluation after the last epoch too, unless it is not wanted."""
+        if trainer.state.fn != TrainerFn.VALIDATING:
+            return
+        self.on_sanity_check_start(trainer, pl_module)
+        self.rollout, self.may_interrupt = -1, True  # the last epoch has written its checkpoint
+        if self._is_asked(trainer):
+            raise Stopped(self.asked or signal.SIGTERM)
+
     def _handle(self, number: int, _: Any) -> None:
         again, self.asked = bool(self.asked), number
         if again or self.may_interrupt:
@@ -82,19 +124,26 @@ class StopSignals(Callback):
         if stage in ("rollout", "demonstrations"):
             self._before_rollout(trainer)
             self.may_interrupt = trainer.world_size == 1
-        elif stage != "scoring" and not trainer.sanity_checking:
-            self.may_interrupt = False
+        elif stage != "scoring" and trainer.state.fn == TrainerFn.FITTING:
+            self.may_interrupt &= trainer.sanity_checking
 
     def _before_rollout(self, trainer: Any) -> None:
         version = trainer.lightning_module.policy_version
         if version == self.rollout:  # a further round of the same rollout
             return
         self.rollout, self.cursor = version, trainer.datamodule.cursor
-        asked = bool(self.asked)
-        if trainer.world_size > 1:
-            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
-        if asked:
+        # a run that continues after an evaluation goes past it in a turn without a rollout, which
+        # Lightning counts as a step of the loggers
+        trainer.fit_loop.epoch_loop._batches_that_stepped = version
+        if self._is_asked(trainer):
             raise Stopped(self.asked or signal.SIGTERM)
+
+    def _is_asked(self, trainer: Any) -> bool:
+        """Whether any rank was told to stop."""
+        asked = bool(self.asked)
+        if trainer.world_size == 1:
+            return asked
+        return bool(trainer.strategy.reduce_boolean_decision(asked, all=False))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -106,11 +155,7 @@ class StopSignals(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Writes the checkpoint of a run that was told to stop."""
-        if not isinstance(exception, Stopped):
-            return
-        if exception.at_once or self.rollout < 0:
-            earlier = newest_checkpoint(trainer.default_root_dir)
-            exception.command = "" if earlier is None else self._command(trainer, earlier)
+        if not isinstance(exception, Stopped) or exception.at_once or self.rollout < 0:
             return
         trainer.datamodule.cursor = self.cursor  # type: ignore[attr-defined]
         kept: Any = trainer.checkpoint_callback
@@ -119,13 +164,10 @@ class StopSignals(Callback):
         path = os.path.join(kept.dirpath, f"{kept.CHECKPOINT_NAME_LAST}.ckpt")
         # a callback that counts versions would leave a file alone that it does not know as its own
         kept.last_model_path = path
-        exception.done = f"{self.rollout} {self.unit}s"
-        exception.command = self._command(trainer, path)
-        trainer.save_checkpoint(path)
-
-    def _command(self, trainer: Trainer, checkpoint: Any) -> str:
-        config = f"{trainer.default_root_dir}/{CONFIG}"
-        return f"python -m lit_reason {self.subcommand} --config {config} --ckpt_path {checkpoint}"
+        with suppress(Stopped):  # a second signal, which leaves the earlier file
+            trainer.save_checkpoint(path)
+            exception.done = f"{self.rollout} {self.unit}s"
+            exception.command = continuing(self.subcommand, trainer.default_root_dir, path)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the signals back."""

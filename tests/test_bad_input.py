@@ -532,6 +532,32 @@ class Bools(PlanCount):
 class Asks(Callback):
     def __init__(self, every: int):
         self.every = every
+
+class Exits(Callback):
+    def on_train_batch_end(self, *args):
+        raise SystemExit(0)
+
+class ExitsReward(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise SystemExit(0)
+
+class ExitsTask(PlanCount):
+    def verify(self, prompt, text):
+        exit()
+
+class ExitsEngine(HFEngine):
+    def generate(self, prompts, samples, sampling, seed):
+        raise SystemExit("no server")
+
+class ExitsUnbuilt(ExitsReward):
+    def __init__(self):
+        raise SystemExit(0)
+
+class Clears(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        responses.clear()
+        verdicts.clear()
+        return []
 """
 PARTS = [
     ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:16\)"),
@@ -577,6 +603,15 @@ PARTS = [
     ("callbacks.x=Asks", r"callbacks\.x\.every: not set"),
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine=Short: returned \[\d, .*expected \d for each"),
+    ("callbacks.x=Exits", r"callbacks\.x\.on_train_batch_end: SystemExit: 0 \(at my_bugs\.py:\d"),
+    ("data.rewards.x=ExitsReward", r"data\.rewards\.x: ExitsReward raised SystemExit: 0 \(at my_b"),
+    ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
+    ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
+    ("data.rewards.x=ExitsUnbuilt", r"data\.rewards\.x\.__init__: SystemExit: 0 \(at my_bugs\.py"),
+    (
+        "data.rewards.x=Clears",
+        r"data\.rewards\.x: Clears returned 0 values for 4 responses; return",
+    ),
 ]
 
 
@@ -619,6 +654,7 @@ BROKEN = [
     ("class A(", r"SyntaxError: '\(' was never closed"),
     ("from nowhere import A", r"ModuleNotFoundError: No module named 'nowhere'"),
     ("class A(B): ...", r"NameError: name 'B' is not defined"),
+    ("import sys; sys.exit(0)", r"SystemExit: 0"),
 ]
 
 
@@ -733,6 +769,18 @@ SLOTS = [
         "--model.actor_scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR, "
         "init_args: {max_lr: 1e-3, total_steps: 1}}",
         r"model\.actor_scheduler\.total_steps=1: the run steps the schedule 2 times; raise it to 2",
+    ),
+    (
+        "grpo",
+        "--model.actor_scheduler=torch.optim.lr_scheduler.LinearLR "
+        "--model.actor_scheduler.total_iters=-3",
+        r"model\.actor_scheduler\.total_iters=-3: must be at least 1",
+    ),
+    (
+        "ppo",
+        "--model.critic_scheduler=torch.optim.lr_scheduler.CosineAnnealingLR "
+        "--model.critic_scheduler.T_max=0",
+        r"model\.critic_scheduler\.T_max=0: must be at least 1",
     ),
     ("grpo", "--ckpt_path=last", r"ckpt_path=last: of which run\? give --run_dir=RUN_DIR too"),
     ("grpo", "--ckpt_path=last --run_dir=x", r"ckpt_path=last: run_dir=x holds no checkpoint"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from lit_reason import checkpoints
 from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
@@ -57,6 +58,38 @@ class Generating(Callback):
         if trainer.lightning_module.policy_version == 3 and stage == "scoring":
             os.kill(os.getpid(), signal.SIGINT)
 
+class Validating(Callback):
+    def on_validation_start(self, trainer, module):
+        if not trainer.sanity_checking and module.policy_version == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class NextEpoch(Callback):
+    def on_stage(self, trainer, stage):
+        version = trainer.lightning_module.policy_version
+        if trainer.training and version == 2 and stage == "scoring":
+            os.kill(os.getpid(), signal.SIGINT)
+
+class Ending(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_validation_batch_start(self, trainer, *args):
+        if trainer.state.fn == "validate":
+            os.kill(os.getpid(), self.number)
+
+class Last(Callback):
+    def __init__(self, number: int):
+        self.number = number
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 1:
+            os.kill(os.getpid(), self.number)
+
+class Interrupts(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if module.policy_version == 3:
+            raise KeyboardInterrupt
+
 class First(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -70,13 +103,18 @@ class Twice(Callback):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
 """
-SIGNALLED = {"Updating": (143, 3), "Generating": (130, 3)}  # exit status, rollouts it keeps
-RESUMED = ["halves", "killed", *SIGNALLED]
+SIGNALLED = {  # exit status, rollouts it keeps
+    "Updating": (143, 3),
+    "Generating": (130, 3),
+    "Validating": (143, 2),
+    "NextEpoch": (130, 2),
+}
+RESUMED = ["halves", "killed", *SIGNALLED, "twice"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four rollouts at once; two and two; three, killed, and again from the second."""
+    """Four rollouts at once; two and two; killed and stopped at several moments; stopped twice."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "callback_that_dies.py").write_text(DIES)
     with pytest.MonkeyPatch.context() as patch:
@@ -99,13 +137,21 @@ def runs(tmp_path_factory):
         shutil.copytree(folder / "killed", folder / "dead")
         last = folder / "killed" / "checkpoints" / "last.ckpt"
         done["killed"] = go("killed", "--trainer.max_epochs=2", f"--ckpt_path={last}")
-        for name, (status, rollouts) in SIGNALLED.items():
+
+        def stops(folder_name, callback, *extra):
+            status, rollouts = SIGNALLED[callback]
+            given = ["--trainer.max_epochs=2", f"--callbacks.x=callback_that_dies.{callback}"]
             with pytest.raises(SystemExit) as stop:
-                go(name, "--trainer.max_epochs=2", f"--callbacks.x=callback_that_dies.{name}")
+                go(folder_name, *given, *extra)
             assert stop.value.code == status
-            assert checkpoint(folder, name)["policy_version"] == rollouts
-            last = folder / name / "checkpoints" / "last.ckpt"
-            done[name] = go(name, "--trainer.max_epochs=2", f"--ckpt_path={last}")
+            assert checkpoint(folder, folder_name)["policy_version"] == rollouts
+
+        for name in SIGNALLED:
+            stops(name, name)
+            done[name] = go(name, "--trainer.max_epochs=2", "--ckpt_path=last")
+        stops("twice", "Validating")
+        stops("twice", "NextEpoch", "--ckpt_path=last")
+        done["twice"] = go("twice", "--trainer.max_epochs=2", "--ckpt_path=last")
         patch.delenv("PL_GLOBAL_SEED", raising=False)
     return folder, done
 
@@ -135,7 +181,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(runs, name):
     """Weights, both optimizers' moments, schedules, prompt cursor and rollout counter."""
     folder, done = runs
     whole, other = checkpoint(folder, "whole"), checkpoint(folder, name)
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "policy_version"):
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "policy_version", "global_step"):
         assert_same(whole[key], other[key], key)
     assert whole["RolloutDataModule"] == other["RolloutDataModule"]
     assert whole["policy_version"] == 4
@@ -223,12 +269,96 @@ def own_parts(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("moment", ["Validating", "NextEpoch"])
+def test_stops_where_an_epoch_ends_leave_the_steps_of_the_loggers_as_they_are(moment):
+    """Twice in a row: what Lightning counts for loggers is counted anew for each evaluation."""
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    stop = f"--callbacks.x=callback_that_dies.{moment}"
+    with pytest.raises(SystemExit):
+        fit(*args, stop)
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.NextEpoch", "--ckpt_path=last")
+    assert versions()["last.ckpt"] == 2
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.usefixtures("own_parts")
 def test_a_second_signal_ends_the_run_at_once_and_without_a_checkpoint(capsys):
     with pytest.raises(SystemExit) as stop:
         fit(*tiny("grpo"), *SMALL, "--callbacks.x=callback_that_dies.Twice")
     assert stop.value.code == 143
     assert "stopped by SIGTERM, without a new checkpoint" in capsys.readouterr().err
     assert not list(Path().rglob("*.ckpt"))
+
+
+def stopped(capsys, *args):
+    """Exit status and last line of a run that is stopped."""
+    with pytest.raises(SystemExit) as stop:
+        fit(*args)
+    return stop.value.code, capsys.readouterr().err.splitlines()[-1]
+
+
+CONTINUE = "python -m lit_reason fit --config run/config.yaml --ckpt_path run/checkpoints/last.ckpt"
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_second_signal_while_the_checkpoint_is_written_says_how_to_continue(capsys, monkeypatch):
+    save = checkpoints.save_tensors
+
+    def slow(value, path):
+        if value["policy_version"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        save(value, path)
+
+    monkeypatch.setattr(checkpoints, "save_tensors", slow)
+    stop = "--callbacks.x=callback_that_dies.Updating"
+    status, said = stopped(capsys, *GRPO, "--trainer.max_epochs=2", stop)
+    assert status == 143
+    assert said == f"stopped by SIGTERM, without a new checkpoint; continue with: {CONTINUE}"
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["Ending", "Last"])
+def test_a_signal_in_or_before_the_evaluation_after_the_last_epoch_ends_it(moment, number, capsys):
+    """What is left is the evaluation, which the run that continues makes."""
+    args = [*GRPO, "--trainer.check_val_every_n_epoch=9"]
+    stop = [f"--callbacks.x=callback_that_dies.{moment}", f"--callbacks.x.number={number:d}"]
+    status, said = stopped(capsys, *args, *stop)
+    assert status == 128 + number
+    assert said == f"stopped by {number.name}, without a new checkpoint; continue with: {CONTINUE}"
+    fit(*args, "--ckpt_path=last")
+    assert "2 rollouts in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_run_that_is_told_to_stop_in_its_last_rollout_is_done_in_order(capsys):
+    fit(*GRPO, "--callbacks.x=callback_that_dies.Last", f"--callbacks.x.number={signal.SIGTERM:d}")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    assert "2 rollouts in" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_an_evaluation_that_is_interrupted_says_so(capsys):
+    stop = ["--callbacks.x=callback_that_dies.Ending", f"--callbacks.x.number={signal.SIGINT:d}"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["validate", *tiny("grpo"), *SMALL, *stop])
+    assert stopped.value.code == 130
+    said = capsys.readouterr().err
+    assert said.endswith("stopped by SIGINT\n")
+    assert "KeyboardInterrupt" not in said
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_an_interrupt_that_a_part_raises_is_one_by_the_user(capsys):
+    stop = "--callbacks.x=callback_that_dies.Interrupts"
+    status, said = stopped(capsys, *GRPO, "--trainer.max_epochs=2", stop)
+    assert status == 130
+    assert said == f"stopped by SIGINT, without a new checkpoint; continue with: {CONTINUE}"
+    assert versions()["last.ckpt"] == 2
 
 
 STATES = {  # of VAPO's the tests above tell
@@ -423,6 +553,12 @@ def test_settings_given_on_resuming_apply_and_are_printed(copied, capsys):
         yaml.safe_load(Path("run/config.yaml").read_text())["data"]["sampling"]["temperature"]
         == 0.9
     )
+
+
+def test_a_schedule_without_a_length_is_refused_on_resuming_too(copied, capsys):
+    line = resumed(capsys, *GRPO, "--ckpt_path=last", "--model.actor_scheduler.total_iters=-3")
+    assert "model.actor_scheduler.total_iters=-3: must be at least 1" in line
+    assert versions()["last.ckpt"] == 2
 
 
 def test_another_optimizer_cannot_go_on_from_the_state_of_the_old_one(copied, capsys):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import ConfigError
+from lit_reason.errors import RAISED, ConfigError
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
@@ -144,7 +144,7 @@ def _load(path: str) -> Callable[..., Any]:
         module = _from_file(path, file) if colon else importlib.import_module(_parent(path))
     except ConfigError:
         raise
-    except Exception as error:
+    except RAISED as error:
         raise ConfigError(
             f"FunctionReward.path={path}: cannot be imported ({type(error).__name__}: {error})"
         ) from error
