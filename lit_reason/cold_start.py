@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor
-from torch.optim import AdamW
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
@@ -76,8 +76,21 @@ class ColdStart(LightningModule):
         self.log("loss", loss, prog_bar=True, batch_size=len(batch))
         return loss
 
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Ends a run that has diverged, while its weights are finite."""
+        gradients = [p.grad for p in self.actor.parameters() if p.grad is not None]
+        if not nn.utils.get_total_norm(gradients).isfinite():
+            raise FloatingPointError(
+                f"gradient of the policy not finite in step {self.policy_version + 1}; lower "
+                "model.optimizer.lr, or continue from an earlier checkpoint with a lower one"
+            )
+
     def on_fit_end(self) -> None:
-        """Writes the policy."""
+        """Writes the policy.
+
+        Raises:
+            ConfigError: A weight is not finite.
+        """
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir, "policy")
             save_policy(self.actor, self.backbone.tokenizer, folder)

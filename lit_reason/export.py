@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lit_reason.errors import ConfigError
 from lit_reason.files import filling
-from lit_reason.networks import has_adapters
+from lit_reason.networks import broken_weight, has_adapters
 
 
 def save_policy(actor: Any, tokenizer: Any, folder: Path, card: str | None = None) -> None:
@@ -17,11 +18,19 @@ def save_policy(actor: Any, tokenizer: Any, folder: Path, card: str | None = Non
         tokenizer: Its tokenizer.
         folder: Made if it does not exist; written whole or not at all.
         card: Text of its README; null writes none.
+
+    Raises:
+        ConfigError: A weight is not finite; nothing is written.
     """
     if has_adapters(actor):
         from lit_reason.lora import merged  # which imports the backbones
 
         actor = merged(actor)
+    if broken := broken_weight(actor.state_dict()):
+        raise ConfigError(
+            f"{folder}: not written, the policy has weights that are not finite, the first in "
+            f"{broken}; lower the learning rate, or continue from an earlier checkpoint"
+        )
     if actor.generation_config.eos_token_id is None:  # or a server would never stop
         actor.generation_config.eos_token_id = tokenizer.eos_token_id
         actor.generation_config.pad_token_id = tokenizer.pad_token_id
