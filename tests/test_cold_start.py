@@ -1,9 +1,18 @@
 """The supervised cold start: how it ends, and how it goes on from its checkpoints."""
 
 import re
+import shutil
 from pathlib import Path
 
-from tests.conftest import config, fails
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import OneCycleLR
+
+from lit_reason.cli import run
+from tests.conftest import SMALL, config, fails, fit, tiny
+from tests.test_restored import DAMAGED, given, tamper, without
 
 FEW = {
     "trainer.max_epochs": 2,
@@ -15,6 +24,7 @@ FEW = {
     "data.task.n_max": 3,
 }
 ARGS = [config("cold_start.yaml"), *(f"--{key}={value}" for key, value in FEW.items())]
+LAST = Path("run/checkpoints/last.ckpt")
 
 
 def test_a_run_that_diverges_ends_in_one_line_and_writes_no_policy(capsys):
@@ -36,3 +46,87 @@ def test_weights_that_are_not_finite_are_not_written(capsys, monkeypatch, tmp_pa
     line = fails(capsys, "cold_start", *ARGS, breaks, "--run_dir=run")
     assert re.search(r"run/policy: not written, .*not finite, the first in model\.embed", line)
     assert not Path("run/policy").exists()
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A cold start of four steps."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        run(["cold_start", *ARGS, f"--run_dir={folder}"])
+    return folder
+
+
+@pytest.fixture
+def continued(finished, tmp_path):
+    """The arguments that continue a copy of the run by two steps."""
+    shutil.copytree(finished, tmp_path / "run")
+    of = ["--config=run/config.yaml", "--run_dir=run", "--ckpt_path=last"]
+    return ["cold_start", *of, "--trainer.max_epochs=3"]
+
+
+def test_settings_given_on_resuming_apply_and_the_schedule_is_that_of_a_new_run(continued, capsys):
+    settings = {
+        "optimizer.lr": "1e-6",
+        "optimizer.weight_decay": "0.5",
+        "scheduler.max_lr": "1e-6",
+    }
+    cli = run([*continued, *(f"--model.{key}={value}" for key, value in settings.items())])
+    printed = capsys.readouterr().out
+    for key in settings:
+        assert f"changed on resuming: model.{key}=" in printed
+    anew = AdamW([nn.Parameter(torch.ones(1))], lr=1e-6, betas=(0.9, 0.95), weight_decay=0.5)
+    schedule = OneCycleLR(anew, max_lr=1e-6, total_steps=1500, pct_start=0.06)
+    for _ in range(6):
+        anew.step()
+        schedule.step()
+    (group,), (expected,) = cli.trainer.optimizers[0].param_groups, anew.param_groups
+    assert {k: v for k, v in group.items() if k != "params"} == {
+        k: v for k, v in expected.items() if k != "params"
+    }
+    assert all(state["step"] == 6 for state in cli.trainer.optimizers[0].state.values())
+    saved = torch.load(LAST, weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
+    assert saved["lr_schedulers"][0]["last_epoch"] == 6
+
+
+def test_another_optimizer_is_one_line(continued, capsys):
+    flags = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"]
+    line = fails(capsys, *continued, *flags, "--model.scheduler=null")
+    assert re.search(r"model\.optimizer=torch\.optim\.SGD: .* the state of \S*AdamW; conti", line)
+
+
+def test_another_optimizer_is_also_refused_where_the_checkpoint_does_not_say(continued, capsys):
+    tamper(LAST, without("callbacks", "RecordConfig"))
+    flags = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"]
+    line = fails(capsys, *continued, *flags)
+    assert "holds no 'momentum' of the actor, which its optimizer needs" in line
+
+
+OF_DEMONSTRATIONS = {
+    "holds no Demonstrations, the place in the problems": without("Demonstrations"),
+    "its cursor is 'x', expected a count": given("x", "Demonstrations", "cursor"),
+    "its cursor is 3, and its loops have trained on 4": given(3, "Demonstrations", "cursor"),
+}
+REFUSED = DAMAGED | OF_DEMONSTRATIONS
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_checkpoint_from_which_it_would_not_go_on_is_one_line(message, continued, capsys):
+    tamper(LAST, REFUSED[message])
+    before = Path("run/config.yaml").read_bytes()
+    assert message in fails(capsys, *continued)
+    assert Path("run/config.yaml").read_bytes() == before
+
+
+def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, capsys):
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, f"--ckpt_path={LAST}", "--run_dir=run")
+    assert re.search(r"is a checkpoint of `cold_start`, and this is `fit`; .*=Pretrained", line)
+    other = fit(*tiny("grpo"), *SMALL, run_dir="rl") / "checkpoints" / "last.ckpt"
+    line = fails(capsys, "cold_start", *ARGS, f"--ckpt_path={other}", "--run_dir=new")
+    assert re.search(r"is a checkpoint of `fit`, and this is `cold_start`; .*export_hf", line)
+    assert not Path("new").exists()
