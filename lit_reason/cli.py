@@ -62,7 +62,7 @@ from lit_reason.overrides import Changes, apply_changes, changes, check_changes,
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.restored import check_groups, check_schedules
-from lit_reason.run_dir import choose_run_dir, claim, give_back
+from lit_reason.run_dir import check_copy, choose_run_dir, claim, give_back
 from lit_reason.stopping import Stopped, StopSignals
 from lit_reason.trainer_checks import (
     check_callbacks,
@@ -266,7 +266,9 @@ class ReasonCLI(LightningCLI):
         warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
         if config.dry_run is not False:
             self._prepare_dry_run(config)
-        path = config.get("ckpt_path")
+        path, writes = config.get("ckpt_path"), self.subcommand in ("fit", "predict")
+        if path == "last" or (path and writes):
+            check_copy(ReasonParser.arguments, config.run_dir)
         check_checkpoint(path, config.run_dir)
         config.run_dir = choose_run_dir(config.run_dir, str(self.subcommand), path)
         for logger in as_list(config.trainer.get("logger")):

@@ -130,3 +130,30 @@ def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, caps
     line = fails(capsys, "cold_start", *ARGS, f"--ckpt_path={other}", "--run_dir=new")
     assert re.search(r"is a checkpoint of `fit`, and this is `cold_start`; .*export_hf", line)
     assert not Path("new").exists()
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def test_a_copied_folder_is_not_taken_for_the_original(finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "copy")
+    before = (finished / "checkpoints" / "last.ckpt").read_bytes()
+    on = ["cold_start", "--config=copy/config.yaml", "--trainer.max_epochs=3"]
+    for path in ("last", "copy/checkpoints/last.ckpt"):
+        line = fails(capsys, *on, f"--ckpt_path={path}")
+        assert f"run_dir={finished}: is what config=copy/config.yaml names, which lies in" in line
+        assert f"give --run_dir=copy for the run in it, or --run_dir={finished} for" in line
+    run([*on, "--ckpt_path=last", "--run_dir=copy"])
+    assert torch.load("copy/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+    assert (finished / "checkpoints" / "last.ckpt").read_bytes() == before
+    run([*on, "--ckpt_path=last"])  # its configuration names it now
+
+
+def test_a_relative_folder_is_looked_for_where_the_command_is_given(continued, monkeypatch, capsys):
+    run(continued)  # the configuration now says run_dir: run
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    line = fails(capsys, "cold_start", "--config=../run/config.yaml", "--ckpt_path=last")
+    assert line.endswith("with checkpoints; give --run_dir=../run for the run in it")
+    line = fails(capsys, "cold_start", *ARGS, "--ckpt_path=last", "--run_dir=run")
+    assert line.endswith("run_dir=run holds no checkpoint; give the folder of the run as --run_dir")
