@@ -89,7 +89,10 @@ def check_whole(path: Path) -> None:
         with ZipFile(path) as file:
             damaged = file.testzip()
     except (BadZipFile, EOFError, NotImplementedError) as error:
-        damaged = str(error) or "the file"
+        raise ConfigError(
+            f"ckpt_path={path}: cannot be read ({error or 'its end is missing'}), the file was cut "
+            "off or damaged; take another of RUN_DIR/checkpoints"
+        ) from error
     if damaged:
         raise ConfigError(
             f"ckpt_path={path}: {damaged} is not as it was written, the file was damaged or "

@@ -61,7 +61,8 @@ from lit_reason.nulls import check_nulls, without_dropped
 from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
-from lit_reason.run_dir import choose_run_dir, chosen_run_dir, claim, give_back
+from lit_reason.restored import check_groups, check_schedules
+from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
 from lit_reason.stopping import StopSignals, stop_in
 from lit_reason.trainer_checks import (
     check_callbacks,
@@ -109,6 +110,7 @@ class RecordConfig(SaveConfigCallback):
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
         self.changed: Changes = {}
         self.compared = False  # with the configuration of the run that is continued
+        self.begun = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
@@ -121,23 +123,40 @@ class RecordConfig(SaveConfigCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Finds what differs from the run that wrote the checkpoint, and refuses what cannot be."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
         own = checkpoint["callbacks"].get(self.state_key)
         recorded = own.get("config") if isinstance(own, dict) else None
-        if not isinstance(recorded, str):
-            return
-        self.changed, self.compared = changes(recorded, self.text), True
-        check_changes(self.changed)
-        if isinstance(pl_module, ReasonModule) and trainer.state.fn == TrainerFn.FITTING:
-            check_state(pl_module, checkpoint["optimizer_states"], self.changed)
+        if isinstance(recorded, str):
+            self.changed, self.compared = changes(recorded, self.text), True
+            check_changes(self.changed)
+        states = checkpoint["optimizer_states"]
+        check_groups(pl_module, states)
+        check_state(pl_module, states, self.changed)
+        check_schedules(pl_module, checkpoint["lr_schedulers"])
 
     @cached_property
     def text(self) -> str:
         """The configuration as YAML, which every checkpoint holds."""
         return self.parser.dump(self.config, skip_none=False)
 
-    @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the configuration of a run that starts, and says what changed in it."""
+        """Claims the folder of a run that starts anew."""
+        if not trainer.ckpt_path:
+            self._begin(trainer, pl_module)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the configuration of a run that continues, once everything is restored."""
+        self._begin(trainer, pl_module)
+
+    on_fit_end = on_sanity_check_start  # of a run with nothing left to train
+
+    @rank_zero_only
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the configuration once, and says what changed in it."""
+        if self.begun:
+            return
+        self.begun = True
         if trainer.ckpt_path and not self.compared:
             warnings.warn(
                 f"ckpt_path={trainer.ckpt_path}: does not say with which configuration it was "
@@ -151,7 +170,8 @@ class RecordConfig(SaveConfigCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes changed settings of optimizers and schedules apply."""
-        if self.changed and isinstance(pl_module, ReasonModule):
+        self._begin(trainer, pl_module)
+        if self.changed:
             apply_changes(pl_module, self.changed)
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -246,10 +266,11 @@ class ReasonCLI(LightningCLI):
         warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
         if config.dry_run is not False:
             self._prepare_dry_run(config)
-        check_checkpoint(config.get("ckpt_path"), config.run_dir)
-        config.run_dir = choose_run_dir(
-            config.run_dir, str(self.subcommand), config.get("ckpt_path")
-        )
+        path, writes = config.get("ckpt_path"), self.subcommand in ("fit", "predict")
+        if path == "last" or (path and writes):
+            check_copy(ReasonParser.arguments, config.run_dir)
+        check_checkpoint(path, config.run_dir)
+        config.run_dir = choose_run_dir(config.run_dir, str(self.subcommand), path)
         for logger in as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)
             if arguments is not None and arguments.get("save_dir") == ".":
@@ -456,7 +477,7 @@ def reason_of(error: BaseException) -> str | None:
         return mistake
     files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
     if "checkpoint_connector.py" in files:
-        return _misfit(str(error).strip().splitlines()[0])
+        return _misfit(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MisconfigurationException | ValueError | TypeError):
@@ -468,10 +489,16 @@ def reason_of(error: BaseException) -> str | None:
     return in_constructor(error) or nested
 
 
-def _misfit(reason: str) -> str:
+def _misfit(error: Exception) -> str:
     """Why a run cannot continue from a checkpoint."""
+    reason = next(iter(str(error).strip().splitlines()), "")
     if "max_epochs" in reason:
         return f"trainer.max_epochs: {reason} Raise it to continue"
+    if not isinstance(error, RuntimeError):  # which torch raises where weights do not fit
+        return (
+            f"ckpt_path: is damaged, or no checkpoint of a run ({type(error).__name__}: "
+            f"{reason:.120}); take another of RUN_DIR/checkpoints"
+        )
     return (
         f"ckpt_path: does not fit this configuration ({reason}); give the configuration it was "
         "written with, RUN_DIR/config.yaml"

@@ -10,17 +10,26 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor
-from torch.optim import AdamW
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
-from lit_reason.checks import check_schedule
+from lit_reason.checks import check_schedule, check_weights
 from lit_reason.encoding import encode_prompt
 from lit_reason.errors import ConfigError, naming, require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
+from lit_reason.restored import (
+    batches,
+    check_numbers,
+    count,
+    note_moments,
+    require_count,
+    require_parts,
+)
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 
@@ -44,7 +53,10 @@ class ColdStart(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.optimizer, self.scheduler = backbone, optimizer, scheduler
+        self.backbone = backbone
+        self.optimizer_factories = {"actor": optimizer}
+        self.scheduler_factories = {"actor": scheduler}
+        self.trained = ["actor"]
         self.actor: Any = None
 
     @property
@@ -60,14 +72,27 @@ class ColdStart(LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
         with naming("model.optimizer"):
-            optimizer = self.optimizer(self.actor.parameters())
-        if self.scheduler is None:
+            optimizer = self.optimizer_factories["actor"](self.weights("actor"))
+        scheduler = self.scheduler_factories["actor"]
+        if scheduler is None:
             return optimizer
         with naming("model.scheduler"):
-            schedule = {"scheduler": self.scheduler(optimizer), "interval": "step"}
+            schedule = {"scheduler": scheduler(optimizer), "interval": "step"}
             steps = self.trainer.estimated_stepping_batches
             check_schedule("model.scheduler", schedule["scheduler"], int(min(steps, 2**63 - 1)))
         return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def weights(self, network: str) -> list[nn.Parameter]:
+        """What the optimizer trains, in its order."""
+        return [p for p in self.actor.parameters() if p.requires_grad]
+
+    def optimizer_key(self, network: str) -> str:
+        """The key that the optimizer is configured at."""
+        return "model.optimizer"
+
+    def scheduler_key(self, network: str) -> str:
+        """The key that the schedule is configured at."""
+        return "model.scheduler"
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         """Mean negative log-likelihood of the demonstrated tokens."""
@@ -76,11 +101,42 @@ class ColdStart(LightningModule):
         self.log("loss", loss, prog_bar=True, batch_size=len(batch))
         return loss
 
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Ends a run that has diverged, while its weights are finite."""
+        gradients = [p.grad for p in self.weights("actor") if p.grad is not None]
+        if not nn.utils.get_total_norm(gradients).isfinite():
+            raise FloatingPointError(
+                f"gradient of the policy not finite in step {self.policy_version + 1}; lower "
+                "model.optimizer.lr, or continue from an earlier checkpoint with a lower one"
+            )
+
     def on_fit_end(self) -> None:
-        """Writes the policy."""
+        """Writes the policy.
+
+        Raises:
+            ConfigError: A weight is not finite.
+        """
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir, "policy")
             save_policy(self.actor, self.backbone, folder)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Notes what the optimizer holds, by which a run that continues sees whether it is all."""
+        if "optimizer_states" in checkpoint:
+            checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Looks at what is there; Lightning restores it."""
+        trainer = self._trainer  # none where Lightning's `load_from_checkpoint` reads the file
+        continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+        data = getattr(trainer, "datamodule", None)
+        require_parts(checkpoint, data, continues)
+        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()))
+        if continues:
+            check_numbers(self, checkpoint)
+            trained = batches(checkpoint)
+            if data is not None:
+                require_count(checkpoint[type(data).__qualname__], "cursor", trained)
 
 
 class Demonstrations(LightningDataModule):
@@ -137,7 +193,7 @@ class Demonstrations(LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues with the batch after the last one handed out."""
-        self.cursor = state_dict["cursor"]
+        self.cursor = count(state_dict, "cursor")
 
     def batch(self, index: int) -> RolloutBatch:
         """The demonstrations of batch `index` of the run, as a function of the seed alone."""

@@ -16,7 +16,7 @@ from torch import nn
 from lit_reason.architecture import architecture, difference, misfit
 from lit_reason.errors import ConfigError
 from lit_reason.files import replacing
-from lit_reason.networks import ValueModel, base_weights, own_weights
+from lit_reason.networks import ValueModel, base_weights, broken_weight, own_weights
 from lit_reason.reward_models import load_reward_model
 from lit_reason.sharding import whole
 
@@ -183,7 +183,7 @@ def _take(
             f"{key}: is of another architecture than model.backbone: {apart}; give the backbone "
             "that it was made with, or another start"
         )
-    if broken := next((n for n, w in weights.items() if not bool(w.isfinite().all())), None):
+    if broken := broken_weight(weights):
         raise ConfigError(
             f"{key}: holds weights that are not finite, the first in {broken}; give another start"
         )

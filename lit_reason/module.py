@@ -44,7 +44,14 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
-from lit_reason.restored import check_moments, count, require_parts
+from lit_reason.restored import (
+    batches,
+    check_numbers,
+    count,
+    note_moments,
+    require_count,
+    require_parts,
+)
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
@@ -191,14 +198,14 @@ class ReasonModule(LightningModule):
             entry: dict[str, Any] = {"optimizer": optimizer}
             factory = self.scheduler_factories[name]
             if factory is not None:
-                with naming(f"model.{name}_scheduler"):
+                with naming(self.scheduler_key(name)):
                     schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
                 if isinstance(schedule["scheduler"], ReduceLROnPlateau):
                     raise ConfigError(
-                        f"model.{name}_scheduler=ReduceLROnPlateau: waits for a metric, and "
+                        f"{self.scheduler_key(name)}=ReduceLROnPlateau: waits for a metric, and "
                         "schedules count rollouts; choose torch.optim.lr_scheduler.LinearLR"
                     )
-                check_schedule(f"model.{name}_scheduler", schedule["scheduler"], self._steps(name))
+                check_schedule(self.scheduler_key(name), schedule["scheduler"], self._steps(name))
                 entry["lr_scheduler"] = {**schedule, "interval": "step"}
             configured.append(entry)
         return configured
@@ -211,6 +218,10 @@ class ReasonModule(LightningModule):
         """The key that the optimizer of a network is configured at."""
         shared = self.optimizer_factories[network] is self.optimizer_factories["actor"]
         return "model.actor_optimizer" if shared else f"model.{network}_optimizer"
+
+    def scheduler_key(self, network: str) -> str:
+        """The key that the schedule of a network is configured at."""
+        return f"model.{network}_scheduler"
 
     def _steps(self, network: str) -> int:
         """Steps that the schedule of a network takes in the whole run; 0 if that is not known."""
@@ -371,7 +382,7 @@ class ReasonModule(LightningModule):
         schedulers: list[Any] = as_list(self.lr_schedulers())
         for name, scheduler in zip(scheduled, schedulers, strict=True):
             if name in stepped:
-                with naming(f"model.{name}_scheduler"):
+                with naming(self.scheduler_key(name)):
                     scheduler.step()
 
     def _refresh_reference(self) -> None:
@@ -457,6 +468,8 @@ class ReasonModule(LightningModule):
         checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["nonfinite"] = dict(self.guard.in_a_row)
         checkpoint["adapters"] = self.backbone.describe()
+        if "optimizer_states" in checkpoint:
+            checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
         state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
             unrefreshed = self.reference_refresh is None and key.startswith("reference.")
@@ -467,11 +480,16 @@ class ReasonModule(LightningModule):
         """Restores the rollout counter and what has trained, after a look at what is there."""
         trainer = self._trainer  # none where Lightning's `load_from_checkpoint` reads the file
         continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        require_parts(checkpoint, getattr(trainer, "datamodule", None), continues)
+        data = getattr(trainer, "datamodule", None)
+        require_parts(checkpoint, data, continues, policy_version="the number of rollouts")
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
         check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
-        if continues:
-            check_moments(self, checkpoint["optimizer_states"])
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
+        if continues:
+            check_numbers(self, checkpoint)
+            require_count(checkpoint, "policy_version", trained := batches(checkpoint))
+            if hasattr(data, "cursor"):
+                state = checkpoint[type(data).__qualname__]
+                require_count(state, "cursor", trained, more=True)
         self.stepped = set(checkpoint.get("stepped", self.trained))
         self.guard.in_a_row = dict(checkpoint.get("nonfinite", {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -129,6 +129,17 @@ def own_weights(network: nn.Module) -> dict[str, Tensor]:
     """The weights that are a network's own: all, or with LoRA those that are not its base's."""
     base = base_weights(network)
     return {name: w for name, w in network.state_dict().items() if name not in base}
+
+
+def broken_weight(weights: Mapping[str, Any]) -> str | None:
+    """The name of the first tensor that is not finite; `None` if all are.
+
+    Example:
+        >>> broken_weight({"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan])})
+        'b'
+    """
+    tensors = ((name, w) for name, w in weights.items() if isinstance(w, Tensor))
+    return next((name for name, w in tensors if not bool(w.isfinite().all())), None)
 
 
 def policy_outputs(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 import yaml
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_reason.errors import ConfigError, naming
 from lit_reason.given import leaves
+from lit_reason.restored import CHANGED, keeps_moments
 
 Changes = dict[str, tuple[str, str]]  # key -> (earlier value, present value)
 
+STATEFUL = re.compile(r"model\.((actor|critic)_)?(optimizer|scheduler)")
+NOTHING = ("None", "unset")
 OF_THE_COMMAND = ("ckpt_path", "run_dir", "config", "weights_only")
 
 
@@ -57,22 +62,24 @@ def check_changes(changed: Changes) -> None:
     Raises:
         ConfigError: The first such change.
     """
-    for network in ("actor", "critic"):
-        for part in ("optimizer", "scheduler"):
-            key = f"model.{network}_{part}"
-            if key in changed:
-                old, new = changed[key]
-                raise ConfigError(
-                    f"{key}={new}: the checkpoint holds the state of {old}; continue with that, "
-                    "or start a new run from an exported policy"
-                )
+    for key, (old, new) in changed.items():
+        if not STATEFUL.fullmatch(key) or (old in NOTHING and new in NOTHING):
+            continue
+        given = "null" if new in NOTHING else new
+        has, back = f"holds the state of {old}", "continue with that"
+        if old in NOTHING:
+            has, back = "was written without one", "set it to null"
+        raise ConfigError(
+            f"{key}={given}: the checkpoint {has}; {back}, or start a new run from an exported "
+            "policy"
+        )
 
 
 def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes) -> None:
     """Refuses settings of an optimizer that need a state which the checkpoint does not hold.
 
     One step of the smallest weight that has a state, on a copy, as only the optimizer knows what it
-    will look for.
+    will look for. Of optimizers that are not torch's it is taken only where a setting has changed.
 
     Args:
         module: With its networks built.
@@ -82,23 +89,31 @@ def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes)
     Raises:
         ConfigError: The first such setting.
     """
-    for network, saved in zip(module.trained, states, strict=False):
+    for network, saved in zip(module.trained, states, strict=True):
         mine = _below(changed, module.optimizer_key(network))
         weights = module.weights(network)
         held = {i: s for i, s in saved["state"].items() if s and isinstance(i, int)}
-        if not mine or not held:
+        if not held:
             continue
         first = min(held, key=lambda i: weights[i].numel())
         weight = nn.Parameter(torch.zeros(weights[first].shape, dtype=weights[first].dtype))
         weight.grad = torch.zeros_like(weight)
         optimizer = module.optimizer_factories[network]([weight])
-        for group in optimizer.param_groups:  # of another device than this copy's
-            group.update({k: False for k in ("fused", "capturable") if group.get(k)})
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": {0: dict(held[first])}, "param_groups": groups})
+        if isinstance(optimizer, LBFGS) or not (mine or keeps_moments(optimizer)):
+            continue
+        (group, *_) = optimizer.state_dict()["param_groups"] if mine else saved["param_groups"]
+        # of another device than this copy's
+        group = {**group, **dict.fromkeys({"fused", "capturable"} & {*group}, False), "params": [0]}
+        state = {0: deepcopy(held[first])}  # torch would step the tensors of the checkpoint
+        optimizer.load_state_dict({"state": state, "param_groups": [group]})
         try:
             optimizer.step()
         except KeyError as error:
+            if not mine:
+                raise ConfigError(
+                    f"ckpt_path: holds no {error} of the {network}, which its optimizer needs; "
+                    f"{CHANGED}"
+                ) from error
             key, (old, new) = next(iter(mine.items()))
             raise ConfigError(
                 f"{key}={new}: needs {error}, which the checkpoint of a run with {old} does not "
@@ -114,7 +129,7 @@ def apply_changes(module: Any, changed: Changes) -> None:
         changed: Of the whole configuration; keys of other parts act without help.
     """
     for optimizer, network in zip(module.trainer.optimizers, module.trained, strict=True):
-        of_schedule = f"model.{network}_scheduler"
+        of_schedule = module.scheduler_key(network)
         if not _below(changed, module.optimizer_key(network)) and not _below(changed, of_schedule):
             continue
         fresh = module.optimizer_factories[network](module.weights(network))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.errors import ConfigError
 from lit_reason.files import write_text
+from lit_reason.given import flags, read_config
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 CONFIG = "config.yaml"
@@ -47,6 +49,33 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
         ) from error
     os.environ[RUN_DIR_VARIABLE] = run_dir
     return run_dir
+
+
+def check_copy(args: Sequence[str], run_dir: str | None) -> None:
+    """Refuses to continue, with the `config.yaml` of a copied or moved folder, the original.
+
+    The file names the folder that it was written in, and a relative one depends on where it is
+    read.
+
+    Args:
+        args: The command line, whose `run_dir` is the user's word.
+        run_dir: As configured.
+
+    Raises:
+        ConfigError: The file comes from a folder with checkpoints of its own, and names another.
+    """
+    given = list(flags(args))
+    if run_dir is None or any(name == "run_dir" for name, _ in given):
+        return
+    for file in (Path(value) for name, value in given if name == "config"):
+        beside = newest_checkpoint(str(file.parent)) is not None and file.name == CONFIG
+        same = file.parent.resolve() == Path(run_dir).resolve()
+        if beside and not same and read_config(str(file)).get("run_dir") == run_dir:
+            other = f", or --run_dir={run_dir} for the other" if Path(run_dir).is_dir() else ""
+            raise ConfigError(
+                f"run_dir={run_dir}: is what config={file} names, which lies in another folder "
+                f"with checkpoints; give --run_dir={file.parent} for the run in it{other}"
+            )
 
 
 def _continues(run_dir: str, ckpt_path: str | None) -> bool:

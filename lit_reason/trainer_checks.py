@@ -237,13 +237,8 @@ def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
         raise ConfigError(
             f"ckpt_path={path}: name the file; checkpoints are in RUN_DIR/checkpoints"
         )
-    if path == "last" and run_dir is None:
-        raise ConfigError("ckpt_path=last: of which run? give --run_dir=RUN_DIR too")
-    newest = newest_checkpoint(str(run_dir)) if path == "last" else None
-    if path == "last" and (newest is None or not newest.name.startswith("last")):
-        hint = f"the newest is --ckpt_path={newest}" if newest else "name the folder of the run"
-        what = "last.ckpt" if newest else "checkpoint"
-        raise ConfigError(f"ckpt_path=last: run_dir={run_dir} holds no {what}; {hint}")
+    if path == "last":
+        _check_last(run_dir)
     if path is None or path in ("last", "hpc"):
         return
     if not Path(path).exists():
@@ -255,3 +250,16 @@ def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
             f"ckpt_path={path}: not a checkpoint, or one whose writing was interrupted; others are "
             "in RUN_DIR/checkpoints"
         )
+
+
+def _check_last(run_dir: str | None) -> None:
+    """Refuses a run without a `last.ckpt`, and names what there is."""
+    if run_dir is None:
+        raise ConfigError("ckpt_path=last: of which run? give --run_dir=RUN_DIR too")
+    newest = newest_checkpoint(run_dir)
+    if newest is not None and newest.name.startswith("last"):
+        return
+    what, hint = "checkpoint", "give the folder of the run as --run_dir"
+    if newest is not None:
+        what, hint = "last.ckpt", f"the newest is --ckpt_path={newest}"
+    raise ConfigError(f"ckpt_path=last: run_dir={run_dir} holds no {what}; {hint}")

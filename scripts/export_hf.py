@@ -25,7 +25,7 @@ from lit_reason.files import holds_nothing
 from lit_reason.given import read_config
 from lit_reason.lora import save_adapters
 from lit_reason.model_card import model_card
-from lit_reason.networks import base_weights
+from lit_reason.networks import base_weights, broken_weight
 
 PREFIX = "actor."
 
@@ -100,7 +100,7 @@ def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
     weights = {k.removeprefix(PREFIX): v for k, v in named.items() if str(k).startswith(PREFIX)}
     if not weights or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
         raise ConfigError(f"{checkpoint}: holds no policy; is it a checkpoint of `fit`?")
-    if broken := next((n for n, w in weights.items() if not bool(w.isfinite().all())), None):
+    if broken := broken_weight(weights):
         raise ConfigError(
             f"{checkpoint}: holds weights that are not finite, the first in {broken}; take an "
             "earlier one of RUN_DIR/checkpoints"

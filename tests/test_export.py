@@ -9,7 +9,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lit_reason.backbones import Scratch
-from tests.conftest import SMALL, fit, full_disk, tiny
+from tests.conftest import SMALL, fails, fit, full_disk, tiny
 
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "export_hf.py")
 BACKBONE = {"alphabet": "0123456789+=", "hidden_size": 32, "layers": 1, "heads": 1}
@@ -178,3 +178,19 @@ def test_a_run_leaves_the_policy_of_its_last_checkpoint():
     assert names >= {"config.json", "generation_config.json", "tokenizer.json", "README.md"}
     card = (run / "policy" / "README.md").read_text()
     assert "| started from | Bundled |\n| rollouts | 4 |" in card
+
+
+def test_a_run_that_ends_with_weights_that_are_not_finite_writes_no_policy(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("callback_of_export.py").write_text(
+        "from lightning.pytorch import Callback\n\n"
+        "class Breaks(Callback):\n"
+        "    def on_train_end(self, trainer, module):\n"
+        "        next(module.actor.parameters()).data[0] = float('nan')\n"
+    )
+    callbacks = ["--callbacks.x=callback_of_export.Breaks", "--callbacks.export=ExportPolicy"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *callbacks, "--run_dir=run")
+    assert "run/policy: not written, the policy has weights that are not finite" in line
+    assert not Path("run/policy").exists()

@@ -150,7 +150,8 @@ def finished(tmp_path_factory):
 def continued(finished, tmp_path):
     """The arguments that continue a copy of the run."""
     shutil.copytree(finished, tmp_path / "run")
-    return ["fit", "--config=run/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2"]
+    of = ["--config=run/config.yaml", "--run_dir=run", "--ckpt_path=last"]
+    return ["fit", *of, "--trainer.max_epochs=2"]
 
 
 def test_another_peak_of_a_cycle_applies(continued, capsys):
@@ -165,7 +166,9 @@ def test_another_peak_of_a_cycle_applies(continued, capsys):
         anew.optimizer.step()
         anew.step()
     assert config.scheduler.get_last_lr() == anew.get_last_lr()
-    assert config.scheduler.optimizer is cli.trainer.optimizers[0]
+    (optimizer,) = cli.trainer.optimizers
+    assert config.scheduler.optimizer is optimizer
+    assert len({float(state["step"]) for state in optimizer.state.values()}) == 1
 
 
 def test_a_setting_that_needs_another_state_is_refused_before_anything_runs(continued, capsys):
