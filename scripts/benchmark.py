@@ -39,6 +39,12 @@ from benchmark_contenders import STAGES, work
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+INSTEAD = {
+    "max_new_tokens": "budget of a response",
+    "rows": "most responses in a forward pass with gradient",
+    "tokens": "most tokens in one, for the contenders that can count them",
+}
+
 
 def matmul_peak(case: Case, size: int = 1536) -> float:
     """FLOP/s of a float32 matrix product, the best of a few."""
@@ -161,7 +167,10 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--max-new-tokens", type=positive, help="instead of the case's own")
+    for name, what in INSTEAD.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=positive, help=f"{what}, instead of the case's own"
+        )
     parser.add_argument("--smollm2", default="smollm2", help="folder of the model of case c")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(args)
@@ -184,8 +193,8 @@ def main(args: list[str] | None = None) -> None:
     for name in options.cases:
         with tempfile.TemporaryDirectory() as folder:
             case = build_case(name, Path(folder), options.smollm2, **settings)
-            if options.max_new_tokens:
-                case = replace(case, max_new_tokens=options.max_new_tokens)
+            given = {key: getattr(options, key) for key in INSTEAD}
+            case = replace(case, **{key: value for key, value in given.items() if value})
             result = compare(case, contenders)
         sizes = {k: v for k, v in asdict(case).items() if k not in ("model", "prompts")}
         sizes |= {"prompts": len(case.prompts)}

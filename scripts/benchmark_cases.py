@@ -111,7 +111,7 @@ QUESTIONS = (
 def build_case(name: str, folder: Path, smollm2: str, **settings: Any) -> Case:
     """One of the three cases."""
     if name == "c":
-        sizes = {"max_new_tokens": 64, "rows": 8, "tokens": 320, **settings}
+        sizes = {"max_new_tokens": 64, "rows": 8, "tokens": 192, **settings}
         return Case(smollm2, QUESTIONS, **sizes)
     if name == "a":
         return Case(Bundled().path, plan_count_prompts(16), **settings)

@@ -34,10 +34,12 @@ def test_what_cannot_be_measured_is_one_line(args, message):
 @pytest.mark.slow
 def test_the_benchmark_measures_every_stage_of_its_own_contenders(tmp_path):
     args = ["--cases", "b", "--contenders", "dapo", "dapo_rescored", "vapo", "--rounds", "1"]
-    args += ["--max-new-tokens", "12", "--clock", "cpu", "--out", str(tmp_path / "report.json")]
+    args += ["--max-new-tokens", "12", "--rows", "16", "--tokens", "600"]
+    args += ["--clock", "cpu", "--out", str(tmp_path / "report.json")]
     subprocess.run([sys.executable, SCRIPT, *args], check=True, cwd=ROOT, timeout=300)
     (result,) = json.loads((tmp_path / "report.json").read_text())["cases"].values()
-    medians = result["medians"]
+    sizes, medians = result["sizes"], result["medians"]
+    assert (sizes["max_new_tokens"], sizes["rows"], sizes["tokens"]) == (12, 16, 600)
     assert list(medians) == ["dapo", "dapo_rescored", "vapo"]
     for row in medians.values():
         stages = [row[stage] for stage in ("rollout", "scoring", "update")]
