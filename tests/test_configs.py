@@ -39,8 +39,12 @@ def test_the_folder_holds_exactly_the_configurations_tested_here():
     elsewhere = {name for name in found if name.startswith("data/")}
     elsewhere |= {"smollm2.yaml", "value_pretrain.yaml", "scale/lora.yaml"}
     elsewhere |= {f"scale/{name}.yaml" for name in ("single_gpu", "ddp", "fsdp2")}
-    # tested in test_ablations.py
-    elsewhere |= {name for name in found if name.startswith(("scale/miniature.", "scale/qwen2.5"))}
+    # tested in test_ablations.py and test_reproduce.py
+    elsewhere |= {
+        name
+        for name in found
+        if name.startswith(("scale/miniature.", "scale/qwen2.5", "scale/eight_gpus."))
+    }
     assert found == expected | elsewhere
 
 
