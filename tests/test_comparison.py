@@ -57,6 +57,28 @@ def test_curves_are_the_same_after_writing_and_reading(tmp_path):
         read_curves(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"point,seed,status\na,0,finished\n", "has no column warmup; give a curves.csv"),
+        (b"# Title\n", "has no column point"),
+        (b"", "has no column point"),
+        (b"\x89PNG\r\n", "is not as it was written"),
+        (b"point,seed,warmup,rollout,m\na,0,0,1,0.5\na,0\n", "not as it was written .line 3"),
+        (b"point,seed,warmup,rollout,m\na,0,0,1,half\n", "not as it was written .line 2"),
+    ],
+)
+def test_other_files_than_curves_are_one_line(tmp_path, capsys, content, message):
+    path = tmp_path / "c.csv"
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        compare(f"{path}#a")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+
+
 def test_a_band_ends_with_the_shortest_run():
     places, mean, low, high = band([curve("a", 0, 0.0, 0.2), curve("a", 1, 0.2, 0.4, 0.9)], METRIC)
     assert places == [0.0, 10.0]
@@ -233,6 +255,14 @@ def test_records_may_span_blocks_and_end_in_the_middle():
     assert list(records(data[:7])) == []
 
 
+def compare(*args):
+    runpy.run_path(str(COMPARE))["main"]([str(arg) for arg in args])
+
+
+def names(out):
+    return [row["name"] for row in json.loads((out / "results.json").read_text())["rows"]]
+
+
 def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     write_run(tmp_path / "many" / "seed_0", 0.2, 0.4)
     write_run(tmp_path / "many" / "seed_1", 0.2, 0.6)
@@ -270,3 +300,68 @@ def test_what_is_no_offline_run_is_refused(tmp_path):
     (tmp_path / "run-a.wandb").write_bytes(log_of([]))
     with pytest.raises(ConfigError, match="no metrics yet"):
         read_offline(tmp_path)
+    (tmp_path / "run-a.wandb").write_bytes(log_of([b"\xff" * 9]))
+    with pytest.raises(ConfigError, match=r"run-a\.wandb: is damaged"):
+        read_offline(tmp_path)
+
+
+def test_rows_that_end_alike_are_named_after_what_tells_them_apart(tmp_path):
+    for part in ("ppo/seed_0/run", "vapo/seed_0/run", "dapo"):
+        write_run(tmp_path / part, 0.5)
+    runs = [tmp_path / "ppo/seed_0/run", tmp_path / "vapo/seed_0/run", tmp_path / "dapo"]
+    compare(*runs, "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["ppo", "vapo", "dapo"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "curves.csv").write_bytes((tmp_path / "out" / "curves.csv").read_bytes())
+    both = [f"{tmp_path / folder / 'curves.csv'}#ppo" for folder in ("out", "b")]
+    compare(*both, "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["out", "b"]
+
+
+def test_equal_names_are_refused(tmp_path, capsys):
+    for name in "abc":
+        write_run(tmp_path / name, 0.5)
+    a, b, c = (tmp_path / name for name in "abc")
+    for rows in ([f"x={a}", f"x={b}"], [a, a], [a, f"a={c}"]):
+        with pytest.raises(SystemExit):
+            compare(*rows, "--out", tmp_path / "out")
+        assert re.search(r"error: [xa]: names 2 rows; give each a name", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_paths_may_hold_what_marks_names_and_rows(tmp_path, capsys):
+    run = write_run(tmp_path / "clip_high=0.2" / "a#b=c", 0.5)
+    compare(run, f"lam=0.9={run}", "--out", tmp_path / "d#=1")
+    assert names(tmp_path / "d#=1") == ["a#b=c", "lam=0.9"]
+    curves = tmp_path / "d#=1" / "curves.csv"
+    compare(f"{curves}#lam=0.9", f"x=1={curves}#a#b=c", "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["lam=0.9", "x=1"]
+    for row, message in (
+        (f"={run}", "the name before = is empty"),
+        ("a=", "the folder is empty"),
+        (curves, "is a file; give a folder, or FILE#ROW"),
+        ("x=none", "none: holds neither"),
+        ("none.csv#x", "none.csv: no such file"),
+    ):
+        with pytest.raises(SystemExit):
+            compare(row)
+        assert message in capsys.readouterr().err
+
+
+def test_the_folder_of_this_process_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_run(tmp_path / "here", 0.5))
+    compare(".", "--out", "out")
+    assert names(Path("out")) == ["here"]
+
+
+def test_a_run_that_wandb_logged_too_is_one_seed(tmp_path, capsys):
+    rows = [{"rollout": 1.0}, {METRIC: 0.5}]
+    for seed in range(2):
+        run = write_run(tmp_path / "vapo" / f"seed_{seed}" / "run", 0.5)
+        offline_run(run / "wandb" / "offline-run-1-x", *rows)
+    offline_run(tmp_path / "vapo" / "wandb" / "offline-run-2-y", *rows)
+    out = tmp_path / "out"
+    compare(tmp_path / "vapo", "--out", out)
+    assert json.loads((out / "results.json").read_text())["rows"][0]["seeds"] == 3
+    listed = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert sorted(listed) == sorted(str(path) for path in out.iterdir())
