@@ -17,7 +17,20 @@ from lit_reason.files import replacing
 from lit_reason.report.history import Run, Series
 
 HEAD = ("point", "seed", "warmup", "rollout")
-KEPT = ("accuracy", "response_length", "entropy", "value/explained_variance")
+KEPT = (
+    "accuracy",
+    "response_length",
+    "truncated",
+    "entropy",
+    "reward/soft_overlong",
+    "policy/clip_fraction_high",
+    "gae/lambda_mean",
+    "gae/lambda_min",
+    "gae/lambda_max",
+    "groups/rounds",
+    "value/explained_variance",
+    "val/value/explained_variance",
+)
 
 
 @dataclass(frozen=True)
@@ -139,8 +152,10 @@ def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
     """Writes a row a run and rollout; a quantity not measured there is empty.
 
     The metric is written exactly, so that a table made of the file is the one made of the runs.
+    Another quantity has a column if any run has measured it.
     """
-    keys = [metric, *KEPT]
+    measured = {key for curve in curves for key, series in curve.series.items() if series}
+    keys = list(dict.fromkeys([metric, *(key for key in KEPT if key in measured)]))
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*HEAD, *keys])
