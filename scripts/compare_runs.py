@@ -140,7 +140,7 @@ def part(path: tuple[str, ...], place: int) -> str:
 def curves_of(source: Source, label: str, metric: str) -> list[Curve]:
     """The curves of one row; its runs count as seeds 0, 1, ... in the order of their names."""
     if source.row is not None:
-        return rename(read_curves(source.path), source.row, label, source.path)
+        return rename(read_curves(source.path), source.row, label, source.path, metric)
     if source.path.is_file():
         raise ConfigError(f"{source.path}: is a file; give a folder, or FILE#ROW")
     runs = read_all(source.path)
@@ -150,12 +150,14 @@ def curves_of(source: Source, label: str, metric: str) -> list[Curve]:
     return [curve_of(run, metric, label, seed) for seed, run in enumerate(runs)]
 
 
-def rename(curves: list[Curve], wanted: str, label: str, file: Path) -> list[Curve]:
+def rename(curves: list[Curve], wanted: str, label: str, file: Path, metric: str) -> list[Curve]:
     """Those of one row, under another name."""
     found = [replace(curve, point=label) for curve in curves if curve.point == wanted]
     if not found:
         rows = ", ".join(dict.fromkeys(curve.point for curve in curves))
         raise ConfigError(f"{file}#{wanted}: no such row; it has {rows}")
+    if not all(curve.get(metric) for curve in found):
+        raise ConfigError(f"--metric {metric}: {file}#{wanted} does not hold it")
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_reason.errors import ConfigError
-from lit_reason.report.comparison import band, html_table, write_comparison
+from lit_reason.report.comparison import band, html_table, look, write_comparison
 from lit_reason.report.curves import Curve, common_rollouts, curve_of, read_curves, write_curves
 from lit_reason.report.history import Run, Series
 from lit_reason.report.provenance import config_hash
@@ -79,6 +79,26 @@ def test_other_files_than_curves_are_one_line(tmp_path, capsys, content, message
     assert error.count("\n") == 1
 
 
+def test_only_what_some_run_has_measured_is_a_column(tmp_path):
+    both = [curve("a", 0, 0.1, 0.5), curve("b", 0, 0.1, 0.5)]
+    for i, key in enumerate(("groups/rounds", "truncated", "reward/soft_overlong", "other")):
+        both[i % 2].series[key] = Series([10.0], [float(i)])
+    write_curves(both, METRIC, tmp_path / "c.csv")
+    head, *rows = (tmp_path / "c.csv").read_text().splitlines()
+    kept = "truncated,reward/soft_overlong,groups/rounds"
+    assert head == f"point,seed,warmup,rollout,{METRIC},{kept}"
+    assert rows[1:3] == ["a,0,0,10,0.5,,2,0", "b,0,0,0,0.1,,,"]
+    write_curves(both, "truncated", tmp_path / "c.csv")
+    head = (tmp_path / "c.csv").read_text().splitlines()[0].split(",")
+    assert head.count("truncated") == 1
+
+
+def test_what_a_run_measures_beside_the_metric_is_kept():
+    keys = ("gae/lambda_min", "val/value/explained_variance", "policy/clip_fraction_high")
+    series = {key: Series([1.0], [0.5]) for key in (METRIC, *keys, "time/rollout")}
+    assert set(curve_of(Run("r", series, []), METRIC, "a", 0).series) == {METRIC, *keys}
+
+
 def test_a_band_ends_with_the_shortest_run():
     places, mean, low, high = band([curve("a", 0, 0.0, 0.2), curve("a", 1, 0.2, 0.4, 0.9)], METRIC)
     assert places == [0.0, 10.0]
@@ -89,6 +109,10 @@ def test_a_band_ends_with_the_shortest_run():
 
 
 # --- the table ------------------------------------------------------------------------------------
+
+
+def squeezed(text):
+    return re.sub(" +", " ", text)
 
 
 def three_rows():
@@ -109,10 +133,10 @@ def test_rows_are_compared_at_the_place_that_all_reach_and_with_the_paper():
     assert [row.verdict for row in table.rows] == ["", "yes", "not shown"]
     assert same.failed == 1
     assert (best.reached, less.reached, same.reached) == (None, None, 10.0)
-    text = markdown(table)
+    text = squeezed(markdown(table))
     assert "Paper: Table 1." in text
-    assert "| less | 3            | 0.510 [0.500, 0.520] | best" in text
-    assert "-0.300 [-0.300, -0.300] | -                  | 11    | -49                | yes" in text
+    assert "| less | 3 | 0.510 [0.500, 0.520] | best" in text
+    assert "-0.300 [-0.300, -0.300] | - | 11 | -49 | yes" in text
 
 
 def test_the_opposite_direction_is_named():
@@ -129,6 +153,32 @@ def test_rows_without_a_finished_run_stay_in_the_table():
     table = tabulate(three_rows(), METRIC, ["best", "none"])
     assert math.isnan(table.rows[1].value.mean)
     assert "| none | 0     | -  " in markdown(table)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0.1,), "val/accuracy before the policy trains; mean"),
+        ((0.1, 0.2), "val/accuracy after 1 rollout that trains the policy; mean"),
+        ((0.1, 0.2, 0.3), "val/accuracy after 2 rollouts that train the policy; mean"),
+    ],
+)
+def test_the_caption_counts_rollouts(values, says):
+    series = Series([float(i) for i in range(len(values))], list(values))
+    assert says in markdown(tabulate([Curve("a", 0, 0, {METRIC: series})], METRIC))
+
+
+def test_columns_of_bootstrap_intervals_claim_no_coverage():
+    heading = markdown(tabulate(three_rows(), METRIC)).splitlines()[2]
+    assert "| ours [bootstrap interval] |" in heading
+    assert "| difference [bootstrap interval] |" in heading
+    assert "95 %" not in heading
+
+
+def test_ten_rows_look_different():
+    looks = [look(i) for i in range(10)]
+    assert len({colour for colour, _ in looks}) == 10
+    assert len({look(i) for i in range(20)}) == 20
 
 
 def test_every_papers_number_belongs_to_a_row_of_its_sweep():
@@ -271,9 +321,9 @@ def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     main = runpy.run_path(str(COMPARE))["main"]
     out = tmp_path / "out"
     main([str(tmp_path / "many"), f"w&b={offline}", "--out", str(out)])
-    text = capsys.readouterr().out
-    assert "| many | 2     | 0.500 [0.400, 0.600]" in text
-    assert "| w&b  | 1     | 0.750                | many    | +0.350            | 2  " in text
+    text = squeezed(capsys.readouterr().out)
+    assert "| many | 2 | 0.500 [0.400, 0.600]" in text
+    assert "| w&b | 1 | 0.750 | many | +0.350 | 2 " in text
     assert {p.name for p in out.iterdir()} >= {"table.md", "comparison.png", "comparison.html"}
     main([f"again={out / 'curves.csv'}#many", "--out", str(tmp_path / "again")])
     assert "| again | 2     | 0.500 [0.400, 0.600]" in capsys.readouterr().out
@@ -339,12 +389,13 @@ def test_paths_may_hold_what_marks_names_and_rows(tmp_path, capsys):
     for row, message in (
         (f"={run}", "the name before = is empty"),
         ("a=", "the folder is empty"),
+        (f"{curves}#lam=0.9 --metric=val/none", "lam=0.9 does not hold it"),
         (curves, "is a file; give a folder, or FILE#ROW"),
         ("x=none", "none: holds neither"),
         ("none.csv#x", "none.csv: no such file"),
     ):
         with pytest.raises(SystemExit):
-            compare(row)
+            compare(*str(row).split(" "))
         assert message in capsys.readouterr().err
 
 
