@@ -240,6 +240,10 @@ def test_keys_keep_their_path_only_where_they_need_it():
         ({"parameters": {"a": {"value": None}}}, '"null" in quotes'),
         ({"parameters": None}, "no `parameters`"),
         ({"parameters": {"seed_everything": {"values": ["one"]}}}, "seed.*needs whole numbers"),
+        ({"parameters": {"seed_everything": {"values": [1, 1]}}}, "seed_everything 1 1: .*twice"),
+        ({"parameters": {"seed_everything": {"values": [-1]}}}, "seed_everything -1: .*must lie"),
+        ({"parameters": {"a": {"values": [1, 1]}}}, "two points are called a=1"),
+        ({"parameters": {"config": {"values": ["a/x.yaml", "b/x.yaml"]}}}, "are called x"),
         ({"metric": "val/accuracy"}, "metric=val/accuracy; needs a name"),
     ],
 )
