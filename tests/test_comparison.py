@@ -1,10 +1,12 @@
 """Tables, pictures and pages of a comparison; the committed results; runs of W&B."""
 
+import csv
 import json
 import math
 import re
 import runpy
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from lit_reason.errors import ConfigError
 from lit_reason.report.comparison import band, html_table, look, write_comparison
 from lit_reason.report.curves import Curve, common_rollouts, curve_of, read_curves, write_curves
 from lit_reason.report.history import Run, Series
-from lit_reason.report.provenance import config_hash
+from lit_reason.report.provenance import config_hash, mixed
 from lit_reason.report.sweep import read_sweep, with_own
 from lit_reason.report.table import Paper, markdown, read_paper, tabulate
 from lit_reason.report.wandb_files import BLOCK, read_offline, records
@@ -221,8 +223,21 @@ def test_committed_tables_follow_from_the_committed_curves(path, tmp_path):
     sweep = read_sweep(ROOT / "ablations" / f"{name}.yaml")
     paper = read_paper(ROOT / "ablations" / "papers.json", name)
     rows = [p.name for p in sweep.points()]
+    with (path.parent / "results.csv").open() as file:
+        runs = list(csv.DictReader(file))
     table = tabulate(read_curves(path), sweep.metric, rows, paper)
+    table = replace(table, note=mixed([run["commit"] for run in runs]))
     assert markdown(table) + "\n" == (path.parent / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(ROOT.glob("ablations/results/**/*.csv")),
+    ids=lambda p: f"{p.parent.name}-{p.stem}",
+)
+def test_committed_files_have_each_column_once(path):
+    head = path.read_text().splitlines()[0].split(",")
+    assert len(set(head)) == len(head)
 
 
 @pytest.mark.parametrize("page", ["README.md", "ablations/README.md"])

@@ -19,7 +19,7 @@ from lit_reason.report.curves import Curve, mean_curve, seeds_at
 from lit_reason.report.page import image, write_html
 from lit_reason.report.plot import COLOURS, DISTANT, GREY, STYLE, fit_rollouts, say
 from lit_reason.report.provenance import machine
-from lit_reason.report.table import BAND, Table, caption, cells, markdown
+from lit_reason.report.table import BAND, Table, caption, cells, markdown, sentence
 
 # tell rows apart where colours come close to one another, and where there are more rows than those
 MARKERS = {"-": "o", "--": "s", ":": "^"}
@@ -41,6 +41,8 @@ def write_comparison(
     write_text(files[0], markdown(table) + "\n")
     draw(table, curves, files[1])
     parts = [f"<p>{escape(caption(table))}</p>", html_table(cells(table))]
+    if table.note:
+        parts.append(f"<p>{escape(sentence(table.note))}</p>")
     parts.append(image(files[1], f"Learning curves and final {table.metric} of every row"))
     write_html(files[2], out.resolve().name, parts)
     rows = [

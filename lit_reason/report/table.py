@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lit_reason.errors import ConfigError
 from lit_reason.functional import bootstrap_interval
 from lit_reason.report.curves import Curve, common_rollouts, first_reach, mean_curve, value_at
 from lit_reason.report.history import Series
@@ -100,20 +101,31 @@ class Table:
         rollouts: Rollouts that trained the policy in every run, after which it is compared.
         source: Of the paper's numbers; "" without any.
         rows: In the order of the sweep.
+        note: Said below the rows; "" for nothing.
     """
 
     metric: str
     rollouts: int
     source: str
     rows: list[Row]
+    note: str = ""
 
 
 def read_paper(path: Path, name: str) -> Paper:
-    """The entry of a sweep in a file of papers' numbers; an empty one if there is none."""
+    """The entry of a sweep in a file of papers' numbers; an empty one if there is none.
+
+    Raises:
+        ConfigError: It is not such a file.
+    """
     if not path.is_file():
         return Paper()
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return Paper(**content[name]) if name in content else Paper()
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Paper(**content[name]) if name in content else Paper()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: is not JSON with source, rows and reference of {name}; repair or remove it"
+        ) from error
 
 
 def tabulate(
@@ -265,7 +277,18 @@ def markdown(table: Table) -> str:
         for row in rows
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([caption(table), "", lines[0], rule, *lines[1:]])
+    note = ["", sentence(table.note)] if table.note else []
+    return "\n".join([caption(table), "", lines[0], rule, *lines[1:], *note])
+
+
+def sentence(text: str) -> str:
+    """A text as a sentence of its own.
+
+    Example:
+        >>> sentence("the end")
+        'The end.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _text(value: Interval, count: int, sign: str = "") -> str:
