@@ -34,7 +34,8 @@ args = dict(a.removeprefix("--").split("=", 1) for a in sys.argv[1:])
 run = pathlib.Path(args["run_dir"])
 (run.parent.parent.parent / "calls.txt").open("a").write(run.parent.parent.name + "\\n")
 run.mkdir()
-while args.get("wait") == args["a.x"]:
+begin = time.monotonic()
+while args.get("wait") == args["a.x"] and time.monotonic() < begin + 30:
     time.sleep(0.1)
 if args.get("fail") == args["a.x"]:
     sys.exit("error: as asked")
@@ -308,6 +309,7 @@ def test_several_runs_go_side_by_side_and_the_table_keeps_its_order(sweep_file, 
     """Point 1 waits for point 2, which would never come if they ran one after the other."""
     waits = 'while args["a.x"] == "1" and not (run.parents[2] / "x=2" / "seed_0").exists()'
     text = TRAIN.replace('while args.get("wait") == args["a.x"]', waits)
+    assert text != TRAIN
     (tmp_path / "train.py").write_text(text)
     out = tmp_path / "out"
     run_ablation(sweep_file, "--out", out, "--jobs", 2)
