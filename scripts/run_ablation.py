@@ -5,7 +5,8 @@ python scripts/run_ablation.py ablations/clip_higher.yaml --config configs/scale
 From the root of the repository, runs the command that a W&B agent would issue for every point of
 the grid and every seed. Writes OUT/results.csv and OUT/curves.csv after each run; at the end
 OUT/table.md, OUT/comparison.png, OUT/comparison.html and OUT/results.json. Called again it skips
-what is finished.
+what is finished, and runs again what failed. The files hold all that is finished in OUT, also seeds
+of earlier calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 import shlex
 import sys
 import time
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import Progress, TimeElapsedColumn
@@ -23,6 +26,7 @@ from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.report.ablation import Ablation, Result
 from lit_reason.report.child import exit_on_signals
 from lit_reason.report.comparison import write_comparison
+from lit_reason.report.provenance import mixed
 from lit_reason.report.sweep import read_sweep
 from lit_reason.report.table import markdown, read_paper, tabulate
 
@@ -33,15 +37,17 @@ def main(args: list[str] | None = None) -> None:
         sweep = read_sweep(given.sweep)
         out = given.out or Path("runs", "ablations", sweep.name)
         ablation = Ablation(sweep, out, seeds_of(given.seeds), given.config, extra)
+        if not given.collect:
+            ablation.check_configs()
         if given.dry_run:
             for point, seed in ablation.runs():
                 print(shlex.join(ablation.command(point, seed)))
             return
         if given.jobs < 1:
             raise ConfigError(f"--jobs {given.jobs}: must be at least 1")
-        results = list(ablation.finished().values()) if given.collect else run(ablation, given.jobs)
-        report(ablation, results, given.sweep.parent / "papers.json")
-    if any(result.status == "failed" for result in results):
+        asked = ablation.collect() if given.collect else run(ablation, given.jobs)
+        report(ablation, list(ablation.recorded().values()), given.sweep.parent / "papers.json")
+    if any(result.status == "failed" for result in asked):
         sys.exit(1)
 
 
@@ -77,27 +83,30 @@ def seeds_of(given: list[int] | None) -> list[int] | None:
 
 
 def run(ablation: Ablation, jobs: int) -> list[Result]:
-    """Runs all points with a line for each; an interrupt ends the current children first."""
+    """Runs all points with a line for each; an interrupt ends the runs under way."""
     if jobs > 1:
         os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the runs
     results: list[Result] = []
-    earlier = ablation.finished()
+    earlier = [key for key, r in ablation.recorded().items() if r.status == "finished"]
     before = sum((point.name, seed) in earlier for point, seed in ablation.runs())
     total = len(ablation.runs())
     started = time.monotonic()
     bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), disable=not on_terminal())
     try:
-        with bar:
+        # closed here, the children have ended before anything is said
+        with bar, closing(ablation.run(jobs)) as ended:
             task = bar.add_task(ablation.sweep.name, total=total - before)
-            for result in ablation.run(jobs):
+            for result in ended:
                 results.append(result)
                 seconds, done = time.monotonic() - started, len(results) - before
                 left = remaining(seconds, done, total - len(results))
                 print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
                 bar.update(task, completed=max(done, 0))
-    except KeyboardInterrupt:
-        print("stopped; the same command continues with the runs that were under way")
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        with suppress(OSError):  # the terminal may be gone
+            text = "stopped; the same command continues with the runs that were under way"
+            print(text, file=sys.stderr, flush=True)
+        sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
     return results
 
 
@@ -140,6 +149,8 @@ def report(ablation: Ablation, results: list[Result], papers: Path) -> None:
     sweep = ablation.sweep
     names = [point.name for point in ablation.points]
     table = tabulate(curves, sweep.metric, names, read_paper(papers, sweep.name), failed)
+    note = mixed([result.commit for result in results if result.status == "finished"])
+    table = replace(table, note=note)
     facts = {
         "sweep": sweep.name,
         "overlays": list(ablation.overlays),
@@ -148,7 +159,13 @@ def report(ablation: Ablation, results: list[Result], papers: Path) -> None:
     facts["runs"] = [vars(result) for result in results]
     files = write_comparison(table, curves, ablation.out, facts)
     print(f"\n{markdown(table)}\n")
-    print("\n".join(map(str, [ablation.out / "results.csv", *files])))
+    others = sorted({result.seed for result in results} - set(ablation.seeds))
+    if others:
+        print(f"with seeds {', '.join(map(str, others))} of earlier calls, as {ablation.out} has\n")
+    print("\n".join(str(ablation.out / name) for name in ("results.csv", "curves.csv")))
+    print("\n".join(map(str, files)))
+    if note:
+        print(f"warning: {note}", file=sys.stderr)
 
 
 if __name__ == "__main__":

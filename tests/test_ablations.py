@@ -16,8 +16,13 @@ from lit_reason.report.sweep import read_sweep, short_keys
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "run_ablation.py"
-SWEEPS = sorted((ROOT / "ablations").glob("*.yaml"))
-POINTS = [(path.stem, point) for path in SWEEPS for point in read_sweep(path).points()]
+ABLATIONS = ROOT / "ablations"
+SWEEPS = {
+    str(path.relative_to(ABLATIONS).with_suffix("")): path
+    for folder in (ABLATIONS, ABLATIONS / "tuning")
+    for path in sorted(folder.glob("*.yaml"))
+}
+POINTS = [(name, p) for name, path in SWEEPS.items() for p in read_sweep(path).points()]
 
 
 # --- the sweep files ------------------------------------------------------------------------------
@@ -55,7 +60,7 @@ def parser():
 @cache
 def parsed(sweep, name, scale=None):
     """The configuration of one point, from the arguments that follow `-m lit_reason`."""
-    sweep = read_sweep(ROOT / "ablations" / f"{sweep}.yaml")
+    sweep = read_sweep(SWEEPS[sweep])
     point = next(p for p in sweep.points() if p.name == name)
     overlays = [f"configs/scale/{scale}.yaml"] if scale else []
     command = sweep.arguments(point, 3, overlays)
@@ -76,19 +81,19 @@ def test_every_point_parses_and_sets_what_it_sweeps(sweep, point, monkeypatch):
         assert found == (None if value == "null" else value)
 
 
-OVERLAID = [(path.stem, scale) for path in SWEEPS for scale in ("miniature", "qwen2.5_7b")]
+OVERLAID = [(name, scale) for name in SWEEPS for scale in ("miniature", "qwen2.5_7b")]
 
 
 @pytest.mark.parametrize(("name", "scale"), OVERLAID)
 def test_every_sweep_parses_at_other_scales(name, scale, monkeypatch):
     monkeypatch.chdir(ROOT)
-    point = read_sweep(ROOT / "ablations" / f"{name}.yaml").points()[-1]
+    point = read_sweep(SWEEPS[name]).points()[-1]
     config = parsed(name, point.name, scale)
     expected = {"miniature": "ablations/miniature", "qwen2.5_7b": "Qwen/Qwen2.5-7B"}
     assert config.model.backbone.init_args.path == expected[scale]
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SWEEPS.values(), ids=SWEEPS)
 def test_an_agent_can_run_every_sweep(path):
     content = yaml.safe_load(path.read_text())
     assert content["name"] == path.stem
@@ -100,10 +105,10 @@ def test_an_agent_can_run_every_sweep(path):
     assert all("parameters" not in entry for entry in content["parameters"].values())
 
 
-def test_the_arguments_are_those_of_a_wandb_agent():
+@pytest.mark.parametrize(("name", "point"), POINTS, ids=[f"{s}-{p.name}" for s, p in POINTS])
+def test_the_arguments_are_those_of_a_wandb_agent(name, point):
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    sweep = read_sweep(ROOT / "ablations" / "vc_ppo_lambda_actor.yaml")
-    point = sweep.points()[0]
+    sweep = read_sweep(SWEEPS[name])
     args = {k: {"value": v} for k, v in {**point.values, "seed_everything": 3}.items()}
     ours = sweep.arguments(point, 3)
     agents = utils.create_sweep_command_args({"args": args})["args"]
@@ -235,6 +240,10 @@ def test_keys_keep_their_path_only_where_they_need_it():
         ({"parameters": {"a": {"value": None}}}, '"null" in quotes'),
         ({"parameters": None}, "no `parameters`"),
         ({"parameters": {"seed_everything": {"values": ["one"]}}}, "seed.*needs whole numbers"),
+        ({"parameters": {"seed_everything": {"values": [1, 1]}}}, "seed_everything 1 1: .*twice"),
+        ({"parameters": {"seed_everything": {"values": [-1]}}}, "seed_everything -1: .*must lie"),
+        ({"parameters": {"a": {"values": [1, 1]}}}, "two points are called a=1"),
+        ({"parameters": {"config": {"values": ["a/x.yaml", "b/x.yaml"]}}}, "are called x"),
         ({"metric": "val/accuracy"}, "metric=val/accuracy; needs a name"),
     ],
 )

@@ -1,19 +1,21 @@
 """Tables, pictures and pages of a comparison; the committed results; runs of W&B."""
 
+import csv
 import json
 import math
 import re
 import runpy
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lit_reason.errors import ConfigError
-from lit_reason.report.comparison import band, html_table, write_comparison
+from lit_reason.report.comparison import band, html_table, look, write_comparison
 from lit_reason.report.curves import Curve, common_rollouts, curve_of, read_curves, write_curves
 from lit_reason.report.history import Run, Series
-from lit_reason.report.provenance import config_hash
+from lit_reason.report.provenance import config_hash, mixed
 from lit_reason.report.sweep import read_sweep, with_own
 from lit_reason.report.table import Paper, markdown, read_paper, tabulate
 from lit_reason.report.wandb_files import BLOCK, read_offline, records
@@ -57,6 +59,48 @@ def test_curves_are_the_same_after_writing_and_reading(tmp_path):
         read_curves(tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"point,seed,status\na,0,finished\n", "has no column warmup; give a curves.csv"),
+        (b"# Title\n", "has no column point"),
+        (b"", "has no column point"),
+        (b"\x89PNG\r\n", "is not as it was written"),
+        (b"point,seed,warmup,rollout,m\na,0,0,1,0.5\na,0\n", "not as it was written .line 3"),
+        (b"point,seed,warmup,rollout,m\na,0,0,1,half\n", "not as it was written .line 2"),
+    ],
+)
+def test_other_files_than_curves_are_one_line(tmp_path, capsys, content, message):
+    path = tmp_path / "c.csv"
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        compare(f"{path}#a")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+
+
+def test_only_what_some_run_has_measured_is_a_column(tmp_path):
+    both = [curve("a", 0, 0.1, 0.5), curve("b", 0, 0.1, 0.5)]
+    for i, key in enumerate(("groups/rounds", "truncated", "reward/soft_overlong", "other")):
+        both[i % 2].series[key] = Series([10.0], [float(i)])
+    write_curves(both, METRIC, tmp_path / "c.csv")
+    head, *rows = (tmp_path / "c.csv").read_text().splitlines()
+    kept = "truncated,reward/soft_overlong,groups/rounds"
+    assert head == f"point,seed,warmup,rollout,{METRIC},{kept}"
+    assert rows[1:3] == ["a,0,0,10,0.5,,2,0", "b,0,0,0,0.1,,,"]
+    write_curves(both, "truncated", tmp_path / "c.csv")
+    head = (tmp_path / "c.csv").read_text().splitlines()[0].split(",")
+    assert head.count("truncated") == 1
+
+
+def test_what_a_run_measures_beside_the_metric_is_kept():
+    keys = ("gae/lambda_min", "val/value/explained_variance", "policy/clip_fraction_high")
+    series = {key: Series([1.0], [0.5]) for key in (METRIC, *keys, "time/rollout")}
+    assert set(curve_of(Run("r", series, []), METRIC, "a", 0).series) == {METRIC, *keys}
+
+
 def test_a_band_ends_with_the_shortest_run():
     places, mean, low, high = band([curve("a", 0, 0.0, 0.2), curve("a", 1, 0.2, 0.4, 0.9)], METRIC)
     assert places == [0.0, 10.0]
@@ -67,6 +111,10 @@ def test_a_band_ends_with_the_shortest_run():
 
 
 # --- the table ------------------------------------------------------------------------------------
+
+
+def squeezed(text):
+    return re.sub(" +", " ", text)
 
 
 def three_rows():
@@ -87,10 +135,10 @@ def test_rows_are_compared_at_the_place_that_all_reach_and_with_the_paper():
     assert [row.verdict for row in table.rows] == ["", "yes", "not shown"]
     assert same.failed == 1
     assert (best.reached, less.reached, same.reached) == (None, None, 10.0)
-    text = markdown(table)
+    text = squeezed(markdown(table))
     assert "Paper: Table 1." in text
-    assert "| less | 3            | 0.510 [0.500, 0.520] | best" in text
-    assert "-0.300 [-0.300, -0.300] | -                  | 11    | -49                | yes" in text
+    assert "| less | 3 | 0.510 [0.500, 0.520] | best" in text
+    assert "-0.300 [-0.300, -0.300] | - | 11 | -49 | yes" in text
 
 
 def test_the_opposite_direction_is_named():
@@ -107,6 +155,32 @@ def test_rows_without_a_finished_run_stay_in_the_table():
     table = tabulate(three_rows(), METRIC, ["best", "none"])
     assert math.isnan(table.rows[1].value.mean)
     assert "| none | 0     | -  " in markdown(table)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0.1,), "val/accuracy before the policy trains; mean"),
+        ((0.1, 0.2), "val/accuracy after 1 rollout that trains the policy; mean"),
+        ((0.1, 0.2, 0.3), "val/accuracy after 2 rollouts that train the policy; mean"),
+    ],
+)
+def test_the_caption_counts_rollouts(values, says):
+    series = Series([float(i) for i in range(len(values))], list(values))
+    assert says in markdown(tabulate([Curve("a", 0, 0, {METRIC: series})], METRIC))
+
+
+def test_columns_of_bootstrap_intervals_claim_no_coverage():
+    heading = markdown(tabulate(three_rows(), METRIC)).splitlines()[2]
+    assert "| ours [bootstrap interval] |" in heading
+    assert "| difference [bootstrap interval] |" in heading
+    assert "95 %" not in heading
+
+
+def test_ten_rows_look_different():
+    looks = [look(i) for i in range(10)]
+    assert len({colour for colour, _ in looks}) == 10
+    assert len({look(i) for i in range(20)}) == 20
 
 
 def test_every_papers_number_belongs_to_a_row_of_its_sweep():
@@ -149,8 +223,21 @@ def test_committed_tables_follow_from_the_committed_curves(path, tmp_path):
     sweep = read_sweep(ROOT / "ablations" / f"{name}.yaml")
     paper = read_paper(ROOT / "ablations" / "papers.json", name)
     rows = [p.name for p in sweep.points()]
+    with (path.parent / "results.csv").open() as file:
+        runs = list(csv.DictReader(file))
     table = tabulate(read_curves(path), sweep.metric, rows, paper)
+    table = replace(table, note=mixed([run["commit"] for run in runs]))
     assert markdown(table) + "\n" == (path.parent / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(ROOT.glob("ablations/results/**/*.csv")),
+    ids=lambda p: f"{p.parent.name}-{p.stem}",
+)
+def test_committed_files_have_each_column_once(path):
+    head = path.read_text().splitlines()[0].split(",")
+    assert len(set(head)) == len(head)
 
 
 @pytest.mark.parametrize("page", ["README.md", "ablations/README.md"])
@@ -233,6 +320,14 @@ def test_records_may_span_blocks_and_end_in_the_middle():
     assert list(records(data[:7])) == []
 
 
+def compare(*args):
+    runpy.run_path(str(COMPARE))["main"]([str(arg) for arg in args])
+
+
+def names(out):
+    return [row["name"] for row in json.loads((out / "results.json").read_text())["rows"]]
+
+
 def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     write_run(tmp_path / "many" / "seed_0", 0.2, 0.4)
     write_run(tmp_path / "many" / "seed_1", 0.2, 0.6)
@@ -241,9 +336,9 @@ def test_runs_of_all_kinds_are_compared(tmp_path, capsys):
     main = runpy.run_path(str(COMPARE))["main"]
     out = tmp_path / "out"
     main([str(tmp_path / "many"), f"w&b={offline}", "--out", str(out)])
-    text = capsys.readouterr().out
-    assert "| many | 2     | 0.500 [0.400, 0.600]" in text
-    assert "| w&b  | 1     | 0.750                | many    | +0.350            | 2  " in text
+    text = squeezed(capsys.readouterr().out)
+    assert "| many | 2 | 0.500 [0.400, 0.600]" in text
+    assert "| w&b | 1 | 0.750 | many | +0.350 | 2 " in text
     assert {p.name for p in out.iterdir()} >= {"table.md", "comparison.png", "comparison.html"}
     main([f"again={out / 'curves.csv'}#many", "--out", str(tmp_path / "again")])
     assert "| again | 2     | 0.500 [0.400, 0.600]" in capsys.readouterr().out
@@ -270,3 +365,69 @@ def test_what_is_no_offline_run_is_refused(tmp_path):
     (tmp_path / "run-a.wandb").write_bytes(log_of([]))
     with pytest.raises(ConfigError, match="no metrics yet"):
         read_offline(tmp_path)
+    (tmp_path / "run-a.wandb").write_bytes(log_of([b"\xff" * 9]))
+    with pytest.raises(ConfigError, match=r"run-a\.wandb: is damaged"):
+        read_offline(tmp_path)
+
+
+def test_rows_that_end_alike_are_named_after_what_tells_them_apart(tmp_path):
+    for part in ("ppo/seed_0/run", "vapo/seed_0/run", "dapo"):
+        write_run(tmp_path / part, 0.5)
+    runs = [tmp_path / "ppo/seed_0/run", tmp_path / "vapo/seed_0/run", tmp_path / "dapo"]
+    compare(*runs, "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["ppo", "vapo", "dapo"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "curves.csv").write_bytes((tmp_path / "out" / "curves.csv").read_bytes())
+    both = [f"{tmp_path / folder / 'curves.csv'}#ppo" for folder in ("out", "b")]
+    compare(*both, "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["out", "b"]
+
+
+def test_equal_names_are_refused(tmp_path, capsys):
+    for name in "abc":
+        write_run(tmp_path / name, 0.5)
+    a, b, c = (tmp_path / name for name in "abc")
+    for rows in ([f"x={a}", f"x={b}"], [a, a], [a, f"a={c}"]):
+        with pytest.raises(SystemExit):
+            compare(*rows, "--out", tmp_path / "out")
+        assert re.search(r"error: [xa]: names 2 rows; give each a name", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_paths_may_hold_what_marks_names_and_rows(tmp_path, capsys):
+    run = write_run(tmp_path / "clip_high=0.2" / "a#b=c", 0.5)
+    compare(run, f"lam=0.9={run}", "--out", tmp_path / "d#=1")
+    assert names(tmp_path / "d#=1") == ["a#b=c", "lam=0.9"]
+    curves = tmp_path / "d#=1" / "curves.csv"
+    compare(f"{curves}#lam=0.9", f"x=1={curves}#a#b=c", "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == ["lam=0.9", "x=1"]
+    for row, message in (
+        (f"={run}", "the name before = is empty"),
+        ("a=", "the folder is empty"),
+        (f"{curves}#lam=0.9 --metric=val/none", "lam=0.9 does not hold it"),
+        (curves, "is a file; give a folder, or FILE#ROW"),
+        ("x=none", "none: holds neither"),
+        ("none.csv#x", "none.csv: no such file"),
+    ):
+        with pytest.raises(SystemExit):
+            compare(*str(row).split(" "))
+        assert message in capsys.readouterr().err
+
+
+def test_the_folder_of_this_process_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_run(tmp_path / "here", 0.5))
+    compare(".", "--out", "out")
+    assert names(Path("out")) == ["here"]
+
+
+def test_a_run_that_wandb_logged_too_is_one_seed(tmp_path, capsys):
+    rows = [{"rollout": 1.0}, {METRIC: 0.5}]
+    for seed in range(2):
+        run = write_run(tmp_path / "vapo" / f"seed_{seed}" / "run", 0.5)
+        offline_run(run / "wandb" / "offline-run-1-x", *rows)
+    offline_run(tmp_path / "vapo" / "wandb" / "offline-run-2-y", *rows)
+    out = tmp_path / "out"
+    compare(tmp_path / "vapo", "--out", out)
+    assert json.loads((out / "results.json").read_text())["rows"][0]["seeds"] == 3
+    listed = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert sorted(listed) == sorted(str(path) for path in out.iterdir())

@@ -1,33 +1,37 @@
 """Runs every point of a sweep on this machine and collects what came of them.
 
 A point's folder holds `command.json` (written first: the folder is this runner's), `log.txt`, the
-run folder `run`, and once finished `result.json`. A second call therefore continues the first.
+run folder `run`, and once it has ended `result.json`. A second call therefore continues the first;
+what failed is run again.
 `results.csv` has a row a run, `curves.csv` a row a rollout.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import re
 import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from lit_reason.errors import ConfigError
 from lit_reason.files import replacing, write_text
+from lit_reason.given import read_configs
 from lit_reason.report.child import Child, end, start
 from lit_reason.report.curves import Curve, curve_of, write_curves
 from lit_reason.report.history import read_run
 from lit_reason.report.provenance import commit, config_hash
-from lit_reason.report.sweep import Point, Sweep
+from lit_reason.report.sweep import Point, Sweep, check_seeds
 
 # the page and the table read the files of the run; a bar would only fill the log
 QUIET = ("--trainer.logger=null", "--trainer.enable_progress_bar=false")
+LOCK = ".lock"
 POLL = 0.1  # seconds between looks at the runs under way
 
 
@@ -43,8 +47,8 @@ class Result:
         after: Held-out metric at the end.
         rollouts: Rollouts trained on.
         minutes: Wall-clock time.
-        config: Hash of the run's whole configuration without its seed and folder.
-        commit: Commit of the code, with a "+" if files had been changed.
+        config_hash: Of the run's whole configuration without its seed and folder.
+        commit: Commit of the code when the run started, with a "+" if files had been changed.
     """
 
     point: str
@@ -54,7 +58,7 @@ class Result:
     after: float | None = None
     rollouts: int = 0
     minutes: float = 0.0
-    config: str = ""
+    config_hash: str = ""
     commit: str = ""
 
 
@@ -65,6 +69,7 @@ class Started:
     point: Point
     seed: int
     since: float
+    commit: str
 
 
 class Ablation:
@@ -76,6 +81,9 @@ class Ablation:
         seeds: Seeds of every point; `None` takes those of the sweep.
         overlays: Configuration files laid over those of the sweep's command.
         extra: Further arguments of every run.
+
+    Raises:
+        ConfigError: A seed stands twice, or is none.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class Ablation:
     ) -> None:
         self.sweep, self.out = sweep, out
         self.seeds = list(sweep.seeds if seeds is None else seeds)
+        check_seeds("--seeds", self.seeds)
         self.overlays, self.extra = overlays, extra
         self.points = sweep.points()
 
@@ -104,42 +113,91 @@ class Ablation:
         own = [f"--run_dir={self.folder(point, seed) / 'run'}", *QUIET]
         return self.sweep.arguments(point, seed, self.overlays, [*own, *self.extra])
 
-    def check(self) -> None:
-        """Refuses a folder that holds results of other commands, before anything runs.
+    def check_configs(self) -> None:
+        """Reads every configuration file of the commands, before each run would fail for one.
 
         Raises:
-            ConfigError: The first such run.
+            ConfigError: The first that is missing or no configuration.
+        """
+        for point in self.points:
+            read_configs(self.command(point, self.seeds[0]))
+
+    def check(self) -> None:
+        """Refuses folders that are not those of runs, before anything is run in their place.
+
+        Raises:
+            ConfigError: The first such folder.
         """
         for point, seed in self.runs():
             folder = self.folder(point, seed)
-            recorded = folder / "command.json"
-            if folder.is_dir() and not recorded.is_file():
+            if folder.is_dir() and not (folder / "command.json").is_file():
                 raise ConfigError(f"{folder}: exists and is no run of an ablation; choose --out")
-            if (folder / "result.json").is_file() and _read(recorded) != self.command(point, seed):
-                raise ConfigError(
-                    f"{folder}: holds the result of another command; choose another --out, or "
-                    "give the same --config and arguments"
-                )
 
-    def finished(self) -> dict[tuple[str, int], Result]:
-        """Results of earlier calls, also those of seeds that this call was not asked for."""
+    def recorded(self) -> dict[tuple[str, int], Result]:
+        """Every result in `out`, failures too, also of seeds that this call was not asked for.
+
+        Every seed has all of its points before the next one.
+
+        Raises:
+            ConfigError: A run of another command has finished there.
+        """
         found = {}
         for point in self.points:
             for path in sorted((self.out / point.name).glob("seed_*/result.json")):
-                result = Result(**_read(path))
-                if _read(path.with_name("command.json")) == self.command(point, result.seed):
+                result, ours = read_result(path), path.with_name("command.json").is_file()
+                if not ours or result is None or path.parent != self.folder(point, result.seed):
+                    continue
+                if setting(_read_command(path.parent)) == setting(self.command(point, result.seed)):
                     found[point.name, result.seed] = result
-        return found
+                elif result.status == "finished":
+                    raise ConfigError(
+                        f"{path.parent}: holds the result of another command; choose another "
+                        "--out, or give the same --config and arguments"
+                    )
+        return dict(sorted(found.items(), key=lambda item: item[0][1]))
+
+    def collect(self) -> list[Result]:
+        """Every result in `out`; writes `results.csv` and `curves.csv` of them.
+
+        Raises:
+            ConfigError: There is none, or one is that of another command.
+        """
+        results = self.recorded()
+        if not results:
+            raise ConfigError(
+                f"--out {self.out}: no run of {self.sweep.name} has finished there; give the "
+                "--out of its runs, or wait for the first of them"
+            )
+        with hold(self.out / LOCK) as free:
+            if free:  # otherwise a runner is at work, which writes both after each run
+                self._write(results)
+        return list(results.values())
 
     def run(self, jobs: int = 1) -> Iterator[Result]:
-        """Runs what is not finished; yields every result, earlier ones first.
+        """Runs what is not finished; yields the result of every run, earlier ones first.
 
         Args:
             jobs: Runs at a time.
+
+        Raises:
+            ConfigError: `out` holds something else, or another runner is at work on it.
         """
-        self.check()
-        results = self.finished()
+        with hold(self.out / LOCK) as free:
+            if not free:
+                raise ConfigError(
+                    f"--out {self.out}: another runner is at work there; wait for it, or choose "
+                    "another --out"
+                )
+            self.check()
+            yield from self._run(jobs)
+
+    def _run(self, jobs: int) -> Iterator[Result]:
         asked = [(point.name, seed) for point, seed in self.runs()]
+        results = {
+            key: result
+            for key, result in self.recorded().items()
+            if result.status == "finished" or key not in asked
+        }
         waiting = deque((p, seed) for p, seed in self.runs() if (p.name, seed) not in results)
         if results:
             self._write(results)
@@ -148,7 +206,7 @@ class Ablation:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    started = Started(*waiting.popleft(), time.perf_counter())
+                    started = Started(*waiting.popleft(), time.perf_counter(), commit())
                     running[self._start(started.point, started.seed)] = started
                 for child in [c for c in running if c.poll() is not None]:
                     result = self._result(running.pop(child), child.returncode)
@@ -157,8 +215,7 @@ class Ablation:
                     yield result
                 time.sleep(POLL)
         finally:
-            for child in running:
-                end(child)
+            end(list(running))
 
     def _start(self, point: Point, seed: int) -> Child:
         folder, command = self.folder(point, seed), self.command(point, seed)
@@ -172,12 +229,13 @@ class Ablation:
         folder = self.folder(run.point, run.seed)
         minutes = round((time.perf_counter() - run.since) / 60, 2)
         if status != 0:
-            return Result(run.point.name, run.seed, "failed", minutes=minutes)
-        before, after, rollouts = outcome(folder, self.sweep.metric)
-        result = Result(
-            run.point.name, run.seed, "finished", before, after, rollouts, minutes,
-            config_hash(folder / "run" / "config.yaml"), commit(),
-        )  # fmt: skip
+            result = Result(run.point.name, run.seed, "failed", minutes=minutes, commit=run.commit)
+        else:
+            before, after, rollouts = outcome(folder, self.sweep.metric)
+            result = Result(
+                run.point.name, run.seed, "finished", before, after, rollouts, minutes,
+                config_hash(folder / "run" / "config.yaml"), run.commit,
+            )  # fmt: skip
         write_text(folder / "result.json", json.dumps(vars(result)))
         return result
 
@@ -196,7 +254,7 @@ class Ablation:
         places = {point.name: i for i, point in enumerate(self.points)}
         rows = sorted(results.values(), key=lambda r: (r.seed, places[r.point]))
         values = {point.name: point.values for point in self.points}
-        columns = ["point", *self.sweep.grid, *list(vars(rows[0]))[1:]]
+        columns = ["point", *self.sweep.grid, *(f.name for f in fields(Result)[1:])]
         path = self.out / "results.csv"
         with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
@@ -224,5 +282,51 @@ def outcome(folder: Path, metric: str) -> tuple[float | None, float | None, int]
     return measured.get(0, printed[0]), measured.get(run.rollouts, printed[1]), run.rollouts
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def setting(command: Sequence[str]) -> list[str]:
+    """What a command asks for, wherever its folder and the interpreter are.
+
+    Example:
+        >>> setting(["/usr/bin/python3", "-m", "lit_reason", "--run_dir=a/run", "--model.x=1"])
+        ['-m', 'lit_reason', '--model.x=1']
+    """
+    return [word for word in command[1:] if not word.startswith("--run_dir=")]
+
+
+def read_result(path: Path) -> Result | None:
+    """What a run left; `None` if the file is damaged, as that of a run that was cut off.
+
+    Args:
+        path: A `result.json`, also of an earlier release, which calls the hash `config`.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content.setdefault("config_hash", content.pop("config", ""))
+        return Result(**{f.name: content[f.name] for f in fields(Result) if f.name in content})
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _read_command(folder: Path) -> list[str]:
+    path = folder / "command.json"
+    try:
+        return [str(word) for word in json.loads(path.read_text(encoding="utf-8"))]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: is damaged; remove {folder} to run it again") from error
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[bool]:
+    """Holds a lock file for the block; says whether it could, as no other process does.
+
+    The system lets go of it however this process ends; the file stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        free = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:  # some network file systems have no locks
+            pass
+        yield free

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 GRACE = 10.0  # seconds between asking a child to end and ending it
 
@@ -37,24 +39,34 @@ def start(command: Sequence[str], log: Path) -> Child:
         )
 
 
-def end(child: Child) -> None:
-    """Ends a child and its own children, if it still runs."""
-    if child.poll() is not None:
-        return
+def end(children: Sequence[Child]) -> None:
+    """Ends children, with their own children, as far as they still run."""
     for request in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, request)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE)
-            return
+        left = [child for child in children if child.poll() is None]
+        for child in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, request)
+        until = time.monotonic() + GRACE
+        for child in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(until - time.monotonic(), 0))
 
 
 def exit_on_signals() -> None:
-    """Turns the signals that would end this process at once into `SystemExit`."""
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # a background job starts with SIGINT ignored
-        if hasattr(signal, name):
-            number = getattr(signal, name)
-            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    """Turns the signals that would end this process at once into `SystemExit`.
+
+    The first one only: until this process ends it is at work on ending its children.
+    """
+    # a background job starts with SIGINT ignored
+    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, n)]
+
+    def leave(signum: int, _: Any) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + signum)
+
+    for number in numbers:
+        signal.signal(number, leave)
 
 
 def _end_with_parent() -> None:

@@ -17,11 +17,12 @@ from lit_reason.files import replacing, write_text
 from lit_reason.functional import bootstrap_interval
 from lit_reason.report.curves import Curve, mean_curve, seeds_at
 from lit_reason.report.page import image, write_html
-from lit_reason.report.plot import COLOURS, GREY, STYLE, fit_rollouts, say
+from lit_reason.report.plot import COLOURS, DISTANT, GREY, STYLE, fit_rollouts, say
 from lit_reason.report.provenance import machine
-from lit_reason.report.table import Table, caption, cells, markdown
+from lit_reason.report.table import BAND, Table, caption, cells, markdown, sentence
 
-LINES = ("-", "--", ":")  # tell rows apart where there are more of them than colours
+# tell rows apart where colours come close to one another, and where there are more rows than those
+MARKERS = {"-": "o", "--": "s", ":": "^"}
 FILES = ("table.md", "comparison.png", "comparison.html", "results.json")
 
 
@@ -40,6 +41,8 @@ def write_comparison(
     write_text(files[0], markdown(table) + "\n")
     draw(table, curves, files[1])
     parts = [f"<p>{escape(caption(table))}</p>", html_table(cells(table))]
+    if table.note:
+        parts.append(f"<p>{escape(sentence(table.note))}</p>")
     parts.append(image(files[1], f"Learning curves and final {table.metric} of every row"))
     write_html(files[2], out.resolve().name, parts)
     rows = [
@@ -62,10 +65,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 def draw(table: Table, curves: Sequence[Curve], path: Path) -> None:
     """Draws curves with bands on the left, the rows with their intervals on the right."""
-    looks = {
-        row.name: (COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
-        for i, row in enumerate(table.rows)
-    }
+    looks = {row.name: look(i) for i, row in enumerate(table.rows)}
     height = max(4.6, 1.6 + 0.42 * len(table.rows))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(13, height), dpi=110, layout="constrained")
@@ -80,12 +80,18 @@ def draw(table: Table, curves: Sequence[Curve], path: Path) -> None:
             figure.savefig(partial, format="png")
 
 
+def look(index: int) -> tuple[str, str]:
+    """Colour and line of a row."""
+    lines = list(MARKERS)
+    return COLOURS[index % len(COLOURS)], lines[index // DISTANT % len(lines)]
+
+
 def draw_curves(
     axes: Any, table: Table, curves: Sequence[Curve], looks: dict[str, tuple[str, str]]
 ) -> None:
     """Mean over seeds and bootstrap band of the held-out metric of every row."""
     axes.set(
-        title="Learning curves, band: 95 % over seeds",
+        title=f"Learning curves, band: {BAND} over seeds",
         xlabel="rollouts that train the policy",
         ylabel=table.metric,
     )
@@ -118,12 +124,15 @@ def band(
 
 def draw_rows(axes: Any, table: Table, looks: dict[str, tuple[str, str]]) -> None:
     """The metric of every row with its interval."""
-    axes.set(title=f"After {table.rollouts} of them", xlabel=table.metric)
+    first = {0: "Before the first of them", 1: "After the first of them"}
+    axes.set(
+        title=first.get(table.rollouts, f"After {table.rollouts} of them"), xlabel=table.metric
+    )
     for i, row in enumerate(table.rows):
         if row.value.known:
             ends = [[row.value.mean - row.value.low], [row.value.high - row.value.mean]]
-            look = {"fmt": "o", "color": looks[row.name][0], "capsize": 3}
-            axes.errorbar([row.value.mean], [i], xerr=ends, **look)
+            style = {"fmt": MARKERS[looks[row.name][1]], "color": looks[row.name][0], "capsize": 3}
+            axes.errorbar([row.value.mean], [i], xerr=ends, **style)
     _name_rows(axes, table, labels=True)
 
 

@@ -12,11 +12,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, printable
 from lit_reason.files import replacing
 from lit_reason.report.history import Run, Series
 
-KEPT = ("accuracy", "response_length", "entropy", "value/explained_variance")
+HEAD = ("point", "seed", "warmup", "rollout")
+KEPT = (
+    "accuracy",
+    "response_length",
+    "truncated",
+    "entropy",
+    "reward/soft_overlong",
+    "policy/clip_fraction_high",
+    "gae/lambda_mean",
+    "gae/lambda_min",
+    "gae/lambda_max",
+    "groups/rounds",
+    "value/explained_variance",
+    "val/value/explained_variance",
+)
 
 
 @dataclass(frozen=True)
@@ -138,11 +152,13 @@ def write_curves(curves: Sequence[Curve], metric: str, path: Path) -> None:
     """Writes a row a run and rollout; a quantity not measured there is empty.
 
     The metric is written exactly, so that a table made of the file is the one made of the runs.
+    Another quantity has a column if any run has measured it.
     """
-    keys = [metric, *KEPT]
+    measured = {key for curve in curves for key, series in curve.series.items() if series}
+    keys = list(dict.fromkeys([metric, *(key for key in KEPT if key in measured)]))
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["point", "seed", "warmup", "rollout", *keys])
+        writer.writerow([*HEAD, *keys])
         for curve in curves:
             at = {k: dict(zip(s.rollouts, s.values, strict=True)) for k, s in curve.series.items()}
             places = sorted({x for values in at.values() for x in values})
@@ -156,21 +172,38 @@ def read_curves(path: Path) -> list[Curve]:
     """Reads what `write_curves` wrote.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: There is no such file, or it holds something else.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; scripts/run_ablation.py writes it")
-    curves: dict[tuple[str, int], Curve] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            point, seed = row.pop("point"), int(row.pop("seed"))
-            warmup, place = int(row.pop("warmup")), float(row.pop("rollout"))
-            curve = curves.setdefault((point, seed), Curve(point, seed, warmup, {}))
-            for key, cell in row.items():
-                if cell:
-                    series = curve.series.setdefault(key, Series())
-                    series.rollouts.append(place)
-                    series.values.append(float(cell))
+        reader = csv.DictReader(file)
+        try:
+            lacking = [name for name in HEAD if name not in (reader.fieldnames or ())]
+            if lacking:
+                raise ConfigError(
+                    f"{path}: has no column {lacking[0]}; give a curves.csv of "
+                    "scripts/run_ablation.py"
+                )
+            return _curves(reader)
+        except (csv.Error, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            why = printable(f"line {reader.line_num}: {error}")
+            raise ConfigError(f"{path}: is not as it was written ({why}); repair it") from error
+
+
+def _curves(rows: Iterable[dict[str, str]]) -> list[Curve]:
+    curves: dict[tuple[str, int], Curve] = {}
+    for row in rows:
+        point, seed, warmup, place = (row.pop(name) for name in HEAD)
+        curve = Curve(point, int(seed), int(warmup), {})
+        curve = curves.setdefault((point, curve.seed), curve)
+        for key, cell in row.items():
+            if cell:
+                series = curve.series.setdefault(key, Series())
+                series.rollouts.append(float(place))
+                series.values.append(float(cell))
     return list(curves.values())
 
 

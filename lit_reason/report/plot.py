@@ -17,8 +17,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from lit_reason.files import replacing
 from lit_reason.report.history import Run, Series
 
-# Okabe and Ito: told apart with every common kind of colour blindness
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# seven of Okabe and Ito, told apart with every common kind of colour blindness, then three more
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+    "#882255", "#999933", "#7F7F7F",
+)  # fmt: skip
+DISTANT = 7  # what is drawn in one after these needs another line too
 GREY = "#8a8a8a"
 STYLE: Any = {
     "font.size": 9.5,
@@ -90,8 +94,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         FigureCanvasAgg(figure)
         for panel, axes in zip(PANELS, figure.subplots(2, 3).flat, strict=True):
             draw_panel(axes, panel, runs)
+        rollouts = max(run.rollouts for run in runs)
         names = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-        figure.suptitle(f"{names} · {max(run.rollouts for run in runs)} rollouts", fontsize=12)
+        figure.suptitle(f"{names} · {rollouts} rollout{'' if rollouts == 1 else 's'}", fontsize=12)
         handles = legend(runs)
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
         with replacing(path) as partial:

@@ -6,6 +6,8 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,20 @@ def commit() -> str:
         return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def mixed(commits: Sequence[str]) -> str:
+    """What to say of runs that are not all of one commit; "" if they are.
+
+    Example:
+        >>> mixed(["0a1b", "0a1b", "2c3d+"])
+        'the runs are of 2 versions of the code: 0a1b (2 runs), 2c3d+ (1 run)'
+    """
+    counts = Counter(name or "unknown" for name in commits)
+    if len(counts) < 2:
+        return ""
+    parts = [f"{name} ({n} run{'' if n == 1 else 's'})" for name, n in counts.items()]
+    return f"the runs are of {len(counts)} versions of the code: {', '.join(parts)}"
 
 
 def machine() -> dict[str, str]:

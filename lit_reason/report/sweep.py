@@ -14,6 +14,7 @@ from lit_reason.errors import ConfigError
 from lit_reason.given import read_yaml
 
 SEED = "seed_everything"
+SEEDS = 2**32  # that NumPy's generators tell apart
 LAUNCHER = {"${env}": [], "${interpreter}": [sys.executable]}
 
 
@@ -118,10 +119,37 @@ def read_sweep(path: Path) -> Sweep:
     seeds = grid.pop(SEED, [0])
     if not all(type(seed) is int for seed in seeds):
         raise ConfigError(f"{path}: parameters.{SEED}={seeds}; needs whole numbers")
+    check_seeds(f"{path}: parameters.{SEED}", seeds)
     metric = content.get("metric", {})
     if not isinstance(metric, dict):
         raise ConfigError(f"{path}: metric={metric}; needs a name, as {{name: val/accuracy}}")
-    return Sweep(path.stem, command, grid, seeds, metric.get("name", "val/accuracy"))
+    sweep = Sweep(path.stem, command, grid, seeds, metric.get("name", "val/accuracy"))
+    names = [point.name for point in sweep.points()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{path}: parameters: two points are called {twice}; give values, and files, whose "
+            "names differ, each once"
+        )
+    return sweep
+
+
+def check_seeds(key: str, seeds: Sequence[int]) -> None:
+    """Refuses seeds that stand twice, whose runs would share a folder, and those that are none.
+
+    Args:
+        key: Where they are set.
+        seeds: Of every point.
+
+    Raises:
+        ConfigError: The first such seed.
+    """
+    given = f"{key} {' '.join(map(str, seeds))}"
+    for seed in seeds:
+        if not 0 <= seed < SEEDS:
+            raise ConfigError(f"{given}: a seed must lie in [0, {SEEDS - 1}]")
+        if seeds.count(seed) > 1:
+            raise ConfigError(f"{given}: names seed {seed} twice; give each seed once")
 
 
 def _values(path: Path, key: str, entry: Any) -> list[Any]:

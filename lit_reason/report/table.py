@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
+from lit_reason.errors import ConfigError
 from lit_reason.functional import bootstrap_interval
 from lit_reason.report.curves import Curve, common_rollouts, first_reach, mean_curve, value_at
 from lit_reason.report.history import Series
 
 PREVIOUS = "previous"
 RESAMPLES = 10_000
+# not "95 %": over five seeds its ends cover about 84 %
+BAND = "bootstrap interval"
 # Student's t, two-sided 95 %, by degrees of freedom; that of 9 is conservative for more
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -98,20 +101,31 @@ class Table:
         rollouts: Rollouts that trained the policy in every run, after which it is compared.
         source: Of the paper's numbers; "" without any.
         rows: In the order of the sweep.
+        note: Said below the rows; "" for nothing.
     """
 
     metric: str
     rollouts: int
     source: str
     rows: list[Row]
+    note: str = ""
 
 
 def read_paper(path: Path, name: str) -> Paper:
-    """The entry of a sweep in a file of papers' numbers; an empty one if there is none."""
+    """The entry of a sweep in a file of papers' numbers; an empty one if there is none.
+
+    Raises:
+        ConfigError: It is not such a file.
+    """
     if not path.is_file():
         return Paper()
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return Paper(**content[name]) if name in content else Paper()
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Paper(**content[name]) if name in content else Paper()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: is not JSON with source, rows and reference of {name}; repair or remove it"
+        ) from error
 
 
 def tabulate(
@@ -208,7 +222,8 @@ def margin(values: Sequence[float]) -> float:
 def cells(table: Table) -> list[list[str]]:
     """The table as text: a list of headings, then one list a row."""
     papers = any(row.paper is not None for row in table.rows)
-    heading = ["row", "seeds", "ours [95 %]", "against", "difference [95 %]", "its end reached at"]
+    heading = ["row", "seeds", f"ours [{BAND}]", "against", f"difference [{BAND}]"]
+    heading.append("its end reached at")
     body = [
         [
             row.name,
@@ -233,11 +248,24 @@ def cells(table: Table) -> list[list[str]]:
 def caption(table: Table) -> str:
     """What the table shows, in a sentence."""
     says = (
-        f"{table.metric} after {table.rollouts} rollouts that train the policy; mean over seeds "
-        "and bootstrap interval; differences are within a seed. The last column of ours is the "
+        f"{table.metric} {when(table.rollouts)}; mean over seeds "
+        f"and {BAND}; differences are within a seed. The last column of ours is the "
         "rollout at which a row's mean first is where the row that it is compared with ends."
     )
     return f"{says} Paper: {table.source}." if table.source else says
+
+
+def when(rollouts: int) -> str:
+    """The place at which rows are compared, in words.
+
+    Example:
+        >>> when(0), when(1)
+        ('before the policy trains', 'after 1 rollout that trains the policy')
+    """
+    if rollouts == 0:
+        return "before the policy trains"
+    what = "rollout that trains" if rollouts == 1 else "rollouts that train"
+    return f"after {rollouts} {what} the policy"
 
 
 def markdown(table: Table) -> str:
@@ -249,7 +277,18 @@ def markdown(table: Table) -> str:
         for row in rows
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([caption(table), "", lines[0], rule, *lines[1:]])
+    note = ["", sentence(table.note)] if table.note else []
+    return "\n".join([caption(table), "", lines[0], rule, *lines[1:], *note])
+
+
+def sentence(text: str) -> str:
+    """A text as a sentence of its own.
+
+    Example:
+        >>> sentence("the end")
+        'The end.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _text(value: Interval, count: int, sign: str = "") -> str:

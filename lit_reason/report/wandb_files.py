@@ -28,7 +28,7 @@ def read_offline(folder: Path) -> Run:
     """Reads an offline run folder.
 
     Raises:
-        ConfigError: It holds no run, or one without a metric.
+        ConfigError: It holds no run, a damaged one, or one without a metric.
     """
     path = offline_file(folder)
     if path is None:
@@ -36,7 +36,7 @@ def read_offline(folder: Path) -> Run:
     data = path.read_bytes()
     if data[:4] != b":W&B":
         raise ConfigError(f"{path}: not a file of W&B")
-    series = collect(list(_rows(data)))
+    series = collect(list(_rows(path, data)))
     if not series:
         raise ConfigError(f"{path}: holds no metrics yet; wait for the first rollout to finish")
     return Run(folder.resolve().name, series, [])
@@ -64,14 +64,19 @@ def records(data: bytes) -> Iterator[bytes]:
             yield parts
 
 
-def _rows(data: bytes) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, data: bytes) -> Iterator[dict[str, Any]]:
+    from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2 as messages
 
     for content in records(data):
         record: Any = messages.Record()  # type: ignore[attr-defined]
-        record.ParseFromString(content)
-        if record.WhichOneof("record_type") == "history":
-            yield {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
+        try:
+            record.ParseFromString(content)
+            items = record.history.item
+            row = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items
             }
+        except (DecodeError, ValueError) as error:
+            raise ConfigError(f"{path}: is damaged; take another copy, or leave it out") from error
+        if record.WhichOneof("record_type") == "history":
+            yield row
