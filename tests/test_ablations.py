@@ -168,13 +168,18 @@ def test_each_row_of_vapo_remove_one_differs_in_its_part_only(scale, monkeypatch
         assert {k: v for k, v in row.items() if v != full[k]} == change
 
 
-@pytest.mark.parametrize(("scale", "joint"), [(None, 300), ("miniature", 40)])
-def test_every_number_of_pretraining_steps_leaves_the_policy_as_many(scale, joint, monkeypatch):
+def test_every_number_of_pretraining_steps_leaves_the_policy_as_many(monkeypatch):
     monkeypatch.chdir(ROOT)
     for steps in (50, 100, 150):
-        config = parsed("vc_ppo_pretrain_steps", f"steps_{steps}", scale)
+        config = parsed("vc_ppo_pretrain_steps", f"steps_{steps}")
         assert config.callbacks["value_warmup"].init_args.rollouts == steps
-        assert config.trainer.max_epochs * config.data.rollouts_per_epoch == steps + joint
+        assert config.trainer.max_epochs * config.data.rollouts_per_epoch == steps + 300
+        small = parsed("vc_ppo_pretrain_steps", f"steps_{steps}", "miniature")
+        assert "value_warmup" not in small.callbacks
+        assert small.trainer.max_epochs * small.data.rollouts_per_epoch == 40
+        critic = ROOT / small.model.backbone.init_args.critic_init
+        assert critic.name == {50: "critic_40", 100: "critic_80", 150: "critic"}[steps]
+        assert (critic / "critic.safetensors").is_file()
 
 
 def test_each_row_of_dapo_ladder_adds_one_part(monkeypatch):
