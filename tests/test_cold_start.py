@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from lit_reason.cli import run
+from scripts.kill_test import differences
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.test_restored import DAMAGED, given, tamper, without
 
@@ -130,6 +131,48 @@ def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, caps
     line = fails(capsys, "cold_start", *ARGS, f"--ckpt_path={other}", "--run_dir=new")
     assert re.search(r"is a checkpoint of `fit`, and this is `cold_start`; .*export_hf", line)
     assert not Path("new").exists()
+
+
+STOPS = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Generating(Callback):
+    '''While a batch is generated, counted from 0 over the whole run.'''
+    def __init__(self, batch: int):
+        self.batch = batch
+
+    def on_stage(self, trainer, stage):
+        if stage == "demonstrations" and trainer.datamodule.cursor == self.batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def rows_of(run_dir):
+    return Path(run_dir, "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(2, 1), (4, 1), (5, 2), (9, 3)])
+def test_a_step_of_several_batches_is_finished_before_a_run_stops(
+    batch, steps, capsys, monkeypatch, tmp_path
+):
+    """Epochs of 6 batches are steps of 4 and of 2."""
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("callback_that_stops_between.py").write_text(STOPS)
+    more = ["--trainer.accumulate_grad_batches=4", "--data.batches_per_epoch=6"]
+    stop = ["--callbacks.x=callback_that_stops_between.Generating", f"--callbacks.x.batch={batch}"]
+    run(["cold_start", *ARGS, *more, "--run_dir=whole"])
+    with pytest.raises(SystemExit) as stopped:
+        run(["cold_start", *ARGS, *more, *stop, "--run_dir=run"])
+    assert stopped.value.code == 143
+    said = re.search(rf"after {steps} steps; .* lit_reason (.*)\n", capsys.readouterr().err)
+    run([*said[1].split(), "--callbacks.x=null"])
+    whole, other = (
+        torch.load(Path(d) / LAST.relative_to("run"), weights_only=True) for d in ("whole", "run")
+    )
+    parts = ("state_dict", "optimizer_states", "lr_schedulers", "Demonstrations", "global_step")
+    assert [x for key in parts for x in differences(whole[key], other[key], key)] == []
+    assert rows_of("whole") == rows_of("run")
 
 
 # --- folders --------------------------------------------------------------------------------------
