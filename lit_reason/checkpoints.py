@@ -101,29 +101,52 @@ def check_whole(path: Path) -> None:
 
 
 def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
-    """Keeps the last epoch's state and, of a run that validates, the best one's.
+    """Keeps the last epoch's state and, of a run that validates, that of the best validation.
 
     Args:
         reinforcement: The run counts rollouts and evaluates held-out problems.
     """
     name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
-    kept = [
-        ModelCheckpoint(
-            filename=name,
-            auto_insert_metric_name=False,
-            save_last=True,
-            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
-            enable_version_counter=False,
-        )
-    ]
+    kept: list[ModelCheckpoint] = [LastCheckpoint(name)]
     if reinforcement:
         kept.append(BestCheckpoint())
     return kept
 
 
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps the state at the end of the last epoch, whenever the run validates.
+
+    Args:
+        filename: As of `ModelCheckpoint`.
+    """
+
+    def __init__(self, filename: str) -> None:
+        super().__init__(
+            filename=filename,
+            auto_insert_metric_name=False,
+            save_last=True,
+            # Lightning would wait for a validation, which may come only every so many epochs
+            save_on_train_epoch_end=True,
+            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
+            enable_version_counter=False,
+        )
+
+    @property
+    def state_key(self) -> str:
+        """As earlier releases wrote it."""
+        own = type(self).__qualname__
+        return super().state_key.replace(own, ModelCheckpoint.__qualname__, 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves, also after an epoch of which every update was skipped."""
+        self._last_global_step_saved = -1  # Lightning saves nothing while this stands still
+        super().on_train_epoch_end(trainer, pl_module)
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the state with the best held-out accuracy, or reward where nothing is judged.
 
+    It is written when a validation ends, so that the score is that of the weights.
     Where the policy never trains, a callback names what changes: `ValuePretraining.monitored`.
     """
 
