@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from lit_reason.cli import run
 from scripts.kill_test import differences
 from tests.conftest import SMALL, config, fails, fit, tiny
+from tests.test_checkpoint_files import names
 from tests.test_restored import DAMAGED, given, tamper, without
 
 FEW = {
@@ -122,6 +123,13 @@ def test_a_checkpoint_from_which_it_would_not_go_on_is_one_line(message, continu
     before = Path("run/config.yaml").read_bytes()
     assert message in fails(capsys, *continued)
     assert Path("run/config.yaml").read_bytes() == before
+
+
+def test_a_file_outside_of_the_run_is_one_line(continued, capsys):
+    outside = str(LAST.parent.resolve() / "../../victim.ckpt")
+    tamper(LAST, names("best_model_path", outside, str(LAST.parent.resolve())))
+    line = fails(capsys, *continued)
+    assert f"its best_model_path is {outside!r:.80}, no .ckpt file of run/checkpoints" in line
 
 
 def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, capsys):
