@@ -361,6 +361,8 @@ class ReasonCLI(LightningCLI):
         if summary is None or trainer.fast_dev_run or isinstance(self.model, ColdStart):
             return
         if trainer.enable_validation and summary.validated != self.model.policy_version:
+            # a checkpoint of the end of a batch, with nothing left to train, is a step behind
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self.model.policy_version
             trainer.validate(self.model, self.datamodule, verbose=False)
         summary.show(trainer)
         model: Any = self.model

@@ -17,7 +17,7 @@ from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
 from lit_reason.errors import ConfigWarning
-from scripts.kill_test import arguments, compare
+from scripts.kill_test import arguments, compare, metrics
 from tests.conftest import SMALL, config, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
@@ -48,6 +48,11 @@ class Dies(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if module.policy_version == 3:
             raise RuntimeError("killed")
+
+class Starting(Callback):
+    def on_stage(self, trainer, stage):
+        if trainer.training and stage == "rollout":
+            os.kill(os.getpid(), signal.SIGTERM)
 
 class Third(Callback):
     def on_stage(self, trainer, stage):
@@ -337,6 +342,35 @@ def test_a_run_goes_on_from_the_best_checkpoint_of_the_middle_of_an_epoch():
     shutil.copytree("whole", "run")
     fit(*args, f"--ckpt_path=run/checkpoints/{best.name}")
     assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_run_that_was_stopped_before_it_trained_keeps_the_evaluation_before_training():
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    for more in ([], ["--ckpt_path=last"]):
+        with pytest.raises(SystemExit):
+            fit(*args, "--callbacks.x=callback_that_dies.Starting", *more)
+        assert [row["rollout"] for row in rows_of("run")] == ["0.0"]
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_with_nothing_left_to_train_keeps_its_rows(every):
+    """Of a checkpoint that Lightning wrote before it had counted the last rollout for loggers."""
+    own = ["--callbacks.own=lightning.pytorch.callbacks.ModelCheckpoint"]
+    own += ["--callbacks.own.every_n_train_steps=1", "--callbacks.own.save_top_k=-1"]
+    args = [*arguments("grpo", rollouts=4), *own, f"--trainer.check_val_every_n_epoch={every}"]
+    fit(*args)
+    shutil.copytree("run", "whole")
+    newest = max(Path("run/checkpoints").glob("*.ckpt"), key=os.path.getmtime)
+    for _ in range(2):
+        fit(*args, f"--ckpt_path={newest}")
+        (*rows, last), (*earlier, before) = metrics(Path("run")), metrics(Path("whole"))
+        assert rows == earlier
+        place = {key: before[key] for key in ("step", "epoch")}
+        assert {**last, **place} == before
 
 
 @pytest.mark.usefixtures("own_parts")
