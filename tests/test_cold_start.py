@@ -183,6 +183,19 @@ def test_a_step_of_several_batches_is_finished_before_a_run_stops(
     assert rows_of("whole") == rows_of("run")
 
 
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_limit_of_steps_that_is_raised_goes_on_in_the_epoch_that_it_cut(steps):
+    args = ["cold_start", *ARGS, "--trainer.max_epochs=-1"]
+    run([*args, "--trainer.max_steps=6", "--run_dir=whole"])
+    run([*args, f"--trainer.max_steps={steps}", "--run_dir=run"])
+    run([*args, "--trainer.max_steps=6", "--run_dir=run", "--ckpt_path=last"])
+    whole, other = (Path(name, "policy", "model.safetensors") for name in ("whole", "run"))
+    assert whole.read_bytes() == other.read_bytes()
+    # Lightning counts one epoch less from a limit that was the end of one
+    whole, other = (re.sub(r"(?m)^\d+,", "", rows_of(name)) for name in ("whole", "run"))
+    assert whole == other
+
+
 # --- folders --------------------------------------------------------------------------------------
 
 

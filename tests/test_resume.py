@@ -373,6 +373,17 @@ def test_a_run_with_nothing_left_to_train_keeps_its_rows(every):
         assert {**last, **place} == before
 
 
+def test_a_run_whose_time_is_up_ends_with_its_epoch_and_goes_on_as_one_without_a_limit():
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    fit(*args, "--trainer.max_time={milliseconds: 1}")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    fit(*args, "--trainer.max_time={milliseconds: 1}", "--ckpt_path=last")
+    assert versions()["last.ckpt"] == 2  # it counts over all parts of the run
+    fit(*args, "--trainer.max_time={hours: 1}", "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
 @pytest.mark.usefixtures("own_parts")
 def test_an_epoch_that_trained_nothing_ends_with_a_checkpoint_too():
     flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
