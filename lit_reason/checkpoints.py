@@ -207,7 +207,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """As earlier releases wrote it."""
+        """That of its parent, under which earlier runs have its state."""
         own = type(self).__qualname__
         return super().state_key.replace(own, ModelCheckpoint.__qualname__, 1)
 
