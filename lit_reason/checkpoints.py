@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -15,6 +16,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_reason.errors import ConfigError
 from lit_reason.files import PARTIAL, save_tensors
+from lit_reason.restored import CHANGED
+
+# of the state of a `ModelCheckpoint`, which removes the files that better ones replace
+NAMED_FILES = ("best_model_path", "kth_best_model_path", "last_model_path")
 
 
 class Checkpoints(TorchCheckpointIO):
@@ -100,30 +105,122 @@ def check_whole(path: Path) -> None:
         )
 
 
+def keep_own_files(trainer: Any, states: dict[str, Any]) -> None:
+    """Lets callbacks take over the names of files of this run alone, as they remove them later.
+
+    Args:
+        trainer: Its callbacks are set up and not restored yet.
+        states: Of the callbacks, as the checkpoint holds them; those with names are replaced.
+
+    Raises:
+        ConfigError: A name is of another place.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+            folder, suffix = str(callback.dirpath), callback.FILE_EXTENSION
+            states[callback.state_key] = own_files(states[callback.state_key], folder, suffix)
+
+
+def own_files(state: Any, folder: str, suffix: str) -> dict[str, Any]:
+    """The state of a `ModelCheckpoint`, its files those of the same names in a folder.
+
+    The folder may have moved since, or be another run's that begins from the checkpoint. The files
+    need not be there.
+
+    Args:
+        state: As the checkpoint holds it.
+        folder: Where the callback writes.
+        suffix: How its files end.
+
+    Example:
+        >>> own_files({"dirpath": "old", "best_model_path": "old/best.ckpt"}, "new", ".ckpt")
+        {'dirpath': 'old', 'best_model_path': 'new/best.ckpt', ...}
+
+    Raises:
+        ConfigError: A file lies elsewhere, or is no checkpoint.
+    """
+    best = state.get("best_k_models", {}) if isinstance(state, dict) else None
+    if not isinstance(best, dict):
+        raise ConfigError(f"ckpt_path: holds no state of ModelCheckpoint; {CHANGED}")
+    written = state.get("dirpath", folder)
+
+    def own(name: str, path: Any) -> str:
+        moved = _moved(path, written, folder, suffix) if path != "" else ""
+        if moved is None:
+            raise ConfigError(
+                f"ckpt_path: its {name} is {path!r:.80}, no {suffix} file of {folder}; {CHANGED}"
+            )
+        return moved
+
+    named = {name: own(name, state.get(name, "")) for name in NAMED_FILES}
+    best = {own("best_k_models", path): score for path, score in best.items()}
+    return {**state, **named, "best_k_models": best}
+
+
+def _moved(path: Any, written: Any, folder: str, suffix: str) -> str | None:
+    """A file's path in another folder than the one it was written in; `None` if it may be no other.
+
+    It is empty for a file of a third folder, which runs that moved twice name.
+    """
+    if not (isinstance(path, str) and isinstance(written, str) and path.endswith(suffix)):
+        return None
+    if ".." in path.removeprefix(written).split("/"):
+        return None
+    if not PurePath(path).is_relative_to(written):
+        return ""
+    moved = os.path.join(folder, PurePath(path).relative_to(written))
+    # a link may lead anywhere, and so may the folder itself
+    inside = "://" in folder or Path(moved).resolve().is_relative_to(Path(folder).resolve())
+    return moved if inside else None
+
+
 def standard_checkpoints(reinforcement: bool) -> list[ModelCheckpoint]:
-    """Keeps the last epoch's state and, of a run that validates, the best one's.
+    """Keeps the last epoch's state and, of a run that validates, that of the best validation.
 
     Args:
         reinforcement: The run counts rollouts and evaluates held-out problems.
     """
     name = "rollout_{rollout:05.0f}" if reinforcement else "{epoch:05d}"
-    kept = [
-        ModelCheckpoint(
-            filename=name,
-            auto_insert_metric_name=False,
-            save_last=True,
-            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
-            enable_version_counter=False,
-        )
-    ]
+    kept: list[ModelCheckpoint] = [LastCheckpoint(name)]
     if reinforcement:
         kept.append(BestCheckpoint())
     return kept
 
 
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps the state at the end of the last epoch, whenever the run validates.
+
+    Args:
+        filename: As of `ModelCheckpoint`.
+    """
+
+    def __init__(self, filename: str) -> None:
+        super().__init__(
+            filename=filename,
+            auto_insert_metric_name=False,
+            save_last=True,
+            # Lightning would wait for a validation, which may come only every so many epochs
+            save_on_train_epoch_end=True,
+            # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
+            enable_version_counter=False,
+        )
+
+    @property
+    def state_key(self) -> str:
+        """That of its parent, under which earlier runs have its state."""
+        own = type(self).__qualname__
+        return super().state_key.replace(own, ModelCheckpoint.__qualname__, 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves, also after an epoch of which every update was skipped."""
+        self._last_global_step_saved = -1  # Lightning saves nothing while this stands still
+        super().on_train_epoch_end(trainer, pl_module)
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the state with the best held-out accuracy, or reward where nothing is judged.
 
+    It is written when a validation ends, so that the score is that of the weights.
     Where the policy never trains, a callback names what changes: `ValuePretraining.monitored`.
     """
 

@@ -18,7 +18,7 @@ import lightning
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -341,6 +341,7 @@ class ReasonCLI(LightningCLI):
         kwargs |= {
             "default_root_dir": run_dir,
             "callbacks": [*self._first(), *given, *self._standard_callbacks(config, given)],
+            "max_time": None,  # see _standard_callbacks
             "logger": self._loggers(config.get("logger"), run_dir),
             "plugins": self._plugins(as_list(config.get("plugins"))),
         }
@@ -361,6 +362,8 @@ class ReasonCLI(LightningCLI):
         if summary is None or trainer.fast_dev_run or isinstance(self.model, ColdStart):
             return
         if trainer.enable_validation and summary.validated != self.model.policy_version:
+            # a checkpoint of the end of a batch, with nothing left to train, is a step behind
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self.model.policy_version
             trainer.validate(self.model, self.datamodule, verbose=False)
         summary.show(trainer)
         model: Any = self.model
@@ -391,6 +394,10 @@ class ReasonCLI(LightningCLI):
         wants_checkpoint = config.get("enable_checkpointing") is not False
         if wants_checkpoint and not any(isinstance(c, ModelCheckpoint) for c in given):
             added += standard_checkpoints(self.model_class is ReasonModule)
+        limit = config.get("max_time")
+        if limit is not None and not any(isinstance(c, Timer) for c in given):
+            # Lightning's own ends in the middle of an epoch, and takes that for a whole one
+            added.append(Timer(limit, interval="epoch"))
         return added
 
     def _plugins(self, given: list[Any]) -> list[Any]:

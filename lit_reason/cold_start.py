@@ -16,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
+from lit_reason.checkpoints import keep_own_files
 from lit_reason.checks import check_schedule, check_weights
 from lit_reason.encoding import encode_prompt
 from lit_reason.errors import ConfigError, naming, require_at_least_one
@@ -133,6 +134,7 @@ class ColdStart(LightningModule):
         require_parts(checkpoint, data, continues)
         check_weights(set(checkpoint["state_dict"]), set(self.state_dict()))
         if continues:
+            keep_own_files(trainer, checkpoint["callbacks"])
             check_numbers(self, checkpoint)
             trained = batches(checkpoint)
             if data is not None:

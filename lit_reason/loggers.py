@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_reason.errors import ConfigError
 from lit_reason.files import replacing, writing
 
+PLACE = {"step", "epoch", "rollout"}  # where in the run a row is
+
 
 class MetricsFile(CSVLogger):
     """Writes `RUN_DIR/metrics.csv`, one row a rollout, and continues it when a run is resumed.
 
-    Rows at or after the step at which the run resumes are dropped: they will be written again.
+    Rows at or after the step at which the run resumes are dropped, as they will be written again,
+    but for the evaluation before training, which is not.
 
     Args:
         run_dir: Folder of the run.
@@ -57,14 +61,39 @@ class _Writer(ExperimentWriter):
         else:
             earlier = _read(path)
             if first:
-                resumed_at = min(int(row["step"]) for row in self.metrics)
-                earlier = [row for row in earlier if int(row["step"]) < resumed_at]
+                earlier = _rows_before(earlier, self.metrics[0])
                 self.metrics_keys = sorted({*self.metrics_keys, *(earlier[0] if earlier else ())})
             with replacing(path) as partial, partial.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.metrics_keys)
                 writer.writeheader()
                 writer.writerows([*earlier, *self.metrics])
         self.metrics = []
+
+
+def _rows_before(earlier: list[dict[str, Any]], first: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the earlier part of a run that its next part does not write again.
+
+    Args:
+        earlier: In their order.
+        first: The first row of the next part.
+    """
+    at, again = int(first["step"]), _is_evaluation(first)
+    kept = [
+        row for row in earlier if int(row["step"]) < at or (not again and _is_before_training(row))
+    ]
+    # where nothing was left to train, the weights are those that the last epoch evaluated
+    if again and kept and _is_evaluation(kept[-1]) and int(kept[-1]["step"]) == at - 1:
+        kept.pop()
+    return kept
+
+
+def _is_evaluation(row: Mapping[str, Any]) -> bool:
+    names = {name for name, value in row.items() if value not in ("", None)} - PLACE
+    return bool(names) and all(name.startswith("val/") for name in names)
+
+
+def _is_before_training(row: Mapping[str, Any]) -> bool:
+    return _is_evaluation(row) and row.get("rollout") == "0.0"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

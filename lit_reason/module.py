@@ -20,6 +20,7 @@ from lit_reason.advantages import AdvantageEstimator, monte_carlo_returns
 from lit_reason.annotation import annotate, compare
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Experience, Prediction, RolloutBatch
+from lit_reason.checkpoints import keep_own_files
 from lit_reason.checks import (
     OFF_POLICY,
     check_parts,
@@ -486,6 +487,7 @@ class ReasonModule(LightningModule):
         check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         if continues:
+            keep_own_files(trainer, checkpoint["callbacks"])
             check_numbers(self, checkpoint)
             require_count(checkpoint, "policy_version", trained := batches(checkpoint))
             if hasattr(data, "cursor"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +28,8 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
         ckpt_path: Checkpoint that the run continues from.
 
     Raises:
-        ConfigError: `fit` would write over an earlier run, or cannot write.
+        ConfigError: `fit` would write over an earlier run, or into one that is under way, or cannot
+            write.
     """
     if run_dir == "":
         raise ConfigError("run_dir=: names no folder; give one, or leave it out for runs/000, ...")
@@ -38,10 +40,11 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
             # ranks that rank 0 started find its choice in the environment
             inherited = None if first else os.environ.get(RUN_DIR_VARIABLE)
             run_dir = inherited or str(_first_free(Path("runs"), make=new))
-        elif new and not _continues(run_dir, ckpt_path) and Path(run_dir, CONFIG).exists():
-            raise _holds_a_run(run_dir)
-        elif new:
+        if new:
             Path(run_dir).mkdir(parents=True, exist_ok=True)
+            hold(run_dir)
+            if not _continues(run_dir, ckpt_path) and Path(run_dir, CONFIG).exists():
+                raise _holds_a_run(run_dir)
     except OSError as error:
         raise ConfigError(
             f"run_dir={run_dir or 'runs'}: cannot be written ({error.strerror}); choose another "
@@ -49,6 +52,44 @@ def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) 
         ) from error
     os.environ[RUN_DIR_VARIABLE] = run_dir
     return run_dir
+
+
+def hold(run_dir: str) -> None:
+    """Locks the folder for this process, which holds one at most.
+
+    The kernel gives it back when the process ends, also after a kill.
+
+    Args:
+        run_dir: A folder that exists.
+
+    Raises:
+        ConfigError: Another process holds it.
+        OSError: It cannot be opened.
+    """
+    let_go()
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"run_dir={run_dir}: a run is under way in it; wait until it ends or stop it, or "
+            "choose another --run_dir"
+        ) from error
+    except OSError:  # not every file system has locks
+        os.close(descriptor)
+        return
+    _held.append(descriptor)
+
+
+def let_go() -> None:
+    """Closes what `hold` opened."""
+    while _held:
+        os.close(_held.pop())
+
+
+_held: list[int] = []
+os.register_at_fork(after_in_child=let_go)  # a child may outlive the run
 
 
 def check_copy(args: Sequence[str], run_dir: str | None) -> None:
@@ -119,6 +160,7 @@ def chosen_run_dir() -> str | None:
 
 def give_back() -> None:
     """Forgets the folder chosen last, and removes it if nothing was written into it."""
+    let_go()
     chosen = os.environ.pop(RUN_DIR_VARIABLE, None)
     if chosen and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
         with suppress(OSError):  # it is missing, or holds something
@@ -144,7 +186,9 @@ def _holds_a_run(run_dir: str) -> ConfigError:
     if newest is not None:
         hint = f"continue it with --ckpt_path={newest}"
     else:
-        hint = "remove the folder: it holds no checkpoint to continue from"
+        hint = (
+            "if no run is under way in it remove the folder: it holds no checkpoint to go on from"
+        )
     return ConfigError(
         f"run_dir={run_dir}: already holds a run; choose another --run_dir, or {hint}"
     )

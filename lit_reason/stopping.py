@@ -80,8 +80,8 @@ class StopSignals(Callback):
     A rollout that is being generated is given up, and generated again by the run that continues;
     one that trains, or an evaluation, is finished first. Several ranks always finish the rollout,
     because they must stop together. A second signal ends the run at once, and so does the first one
-    in the evaluation after the last epoch, which loses nothing. In a cold start a step stands for a
-    rollout.
+    in the evaluation after the last epoch, which loses nothing. In a cold start a step, of all the
+    batches that it accumulates, stands for a rollout.
 
     Args:
         cold_start: The run is a cold start.
@@ -122,6 +122,8 @@ class StopSignals(Callback):
     def on_stage(self, trainer: Any, stage: Stage) -> None:
         """Stops before a rollout; called by `enter_stage`."""
         if stage in ("rollout", "demonstrations"):
+            if trainer.fit_loop._should_accumulate():
+                return  # gradients of this step's earlier batches are in no checkpoint
             self._before_rollout(trainer)
             self.may_interrupt = trainer.world_size == 1
         elif stage != "scoring" and trainer.state.fn == TrainerFn.FITTING:

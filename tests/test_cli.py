@@ -87,6 +87,26 @@ def test_two_runs_cannot_claim_one_folder():
     assert Path("run/config.yaml").read_text() == "a: 3"
 
 
+def test_a_folder_in_which_a_run_is_under_way_is_left_alone_until_that_ends(capsys):
+    """Before and after that run has claimed it; a kill gives it back."""
+    code = "from lit_reason.run_dir import hold; hold('run'); print(flush=True); input()"
+    Path("run").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        args = ["fit", *tiny("grpo"), *SMALL, "--run_dir=run"]
+        line = fails(capsys, *args)
+        assert "run_dir=run: a run is under way in it; wait until it ends or stop it" in line
+        Path("run/config.yaml").write_text("seed_everything: 0\n")
+        assert fails(capsys, *args) == line
+        Path("run/checkpoints").mkdir()
+        torch.save({}, "run/checkpoints/last.ckpt")
+        assert fails(capsys, *args, "--ckpt_path=last") == line
+        other.kill()
+    assert "already holds a run; choose another --run_dir, or continue it" in fails(capsys, *args)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(capsys):
     Path("file").write_text("")
     line = fails(capsys, "fit", *VAPO, "--run_dir=file/run")

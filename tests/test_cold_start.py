@@ -11,7 +11,9 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from lit_reason.cli import run
+from scripts.kill_test import differences
 from tests.conftest import SMALL, config, fails, fit, tiny
+from tests.test_checkpoint_files import names
 from tests.test_restored import DAMAGED, given, tamper, without
 
 FEW = {
@@ -123,6 +125,13 @@ def test_a_checkpoint_from_which_it_would_not_go_on_is_one_line(message, continu
     assert Path("run/config.yaml").read_bytes() == before
 
 
+def test_a_file_outside_of_the_run_is_one_line(continued, capsys):
+    outside = str(LAST.parent.resolve() / "../../victim.ckpt")
+    tamper(LAST, names("best_model_path", outside, str(LAST.parent.resolve())))
+    line = fails(capsys, *continued)
+    assert f"its best_model_path is {outside!r:.80}, no .ckpt file of run/checkpoints" in line
+
+
 def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, capsys):
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, f"--ckpt_path={LAST}", "--run_dir=run")
     assert re.search(r"is a checkpoint of `cold_start`, and this is `fit`; .*=Pretrained", line)
@@ -130,6 +139,61 @@ def test_checkpoints_of_the_two_kinds_of_training_are_told_apart(continued, caps
     line = fails(capsys, "cold_start", *ARGS, f"--ckpt_path={other}", "--run_dir=new")
     assert re.search(r"is a checkpoint of `fit`, and this is `cold_start`; .*export_hf", line)
     assert not Path("new").exists()
+
+
+STOPS = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Generating(Callback):
+    '''While a batch is generated, counted from 0 over the whole run.'''
+    def __init__(self, batch: int):
+        self.batch = batch
+
+    def on_stage(self, trainer, stage):
+        if stage == "demonstrations" and trainer.datamodule.cursor == self.batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def rows_of(run_dir):
+    return Path(run_dir, "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(2, 1), (4, 1), (5, 2), (9, 3)])
+def test_a_step_of_several_batches_is_finished_before_a_run_stops(
+    batch, steps, capsys, monkeypatch, tmp_path
+):
+    """Epochs of 6 batches are steps of 4 and of 2."""
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("callback_that_stops_between.py").write_text(STOPS)
+    more = ["--trainer.accumulate_grad_batches=4", "--data.batches_per_epoch=6"]
+    stop = ["--callbacks.x=callback_that_stops_between.Generating", f"--callbacks.x.batch={batch}"]
+    run(["cold_start", *ARGS, *more, "--run_dir=whole"])
+    with pytest.raises(SystemExit) as stopped:
+        run(["cold_start", *ARGS, *more, *stop, "--run_dir=run"])
+    assert stopped.value.code == 143
+    said = re.search(rf"after {steps} steps; .* lit_reason (.*)\n", capsys.readouterr().err)
+    run([*said[1].split(), "--callbacks.x=null"])
+    whole, other = (
+        torch.load(Path(d) / LAST.relative_to("run"), weights_only=True) for d in ("whole", "run")
+    )
+    parts = ("state_dict", "optimizer_states", "lr_schedulers", "Demonstrations", "global_step")
+    assert [x for key in parts for x in differences(whole[key], other[key], key)] == []
+    assert rows_of("whole") == rows_of("run")
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_limit_of_steps_that_is_raised_goes_on_in_the_epoch_that_it_cut(steps):
+    args = ["cold_start", *ARGS, "--trainer.max_epochs=-1"]
+    run([*args, "--trainer.max_steps=6", "--run_dir=whole"])
+    run([*args, f"--trainer.max_steps={steps}", "--run_dir=run"])
+    run([*args, "--trainer.max_steps=6", "--run_dir=run", "--ckpt_path=last"])
+    whole, other = (Path(name, "policy", "model.safetensors") for name in ("whole", "run"))
+    assert whole.read_bytes() == other.read_bytes()
+    # Lightning counts one epoch less from a limit that was the end of one
+    whole, other = (re.sub(r"(?m)^\d+,", "", rows_of(name)) for name in ("whole", "run"))
+    assert whole == other
 
 
 # --- folders --------------------------------------------------------------------------------------

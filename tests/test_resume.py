@@ -16,7 +16,8 @@ from lit_reason import checkpoints
 from lit_reason.__main__ import main
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
-from scripts.kill_test import arguments, compare
+from lit_reason.errors import ConfigWarning
+from scripts.kill_test import arguments, compare, metrics
 from tests.conftest import SMALL, config, fails, fit, full_disk, tiny
 
 VAPO = [*tiny("vapo"), *SMALL]
@@ -47,6 +48,16 @@ class Dies(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if module.policy_version == 3:
             raise RuntimeError("killed")
+
+class Starting(Callback):
+    def on_stage(self, trainer, stage):
+        if trainer.training and stage == "rollout":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class Third(Callback):
+    def on_stage(self, trainer, stage):
+        if trainer.lightning_module.policy_version == 3 and stage == "scoring":
+            os.kill(os.getpid(), signal.SIGTERM)
 
 class Updating(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -282,6 +293,103 @@ def test_stops_where_an_epoch_ends_leave_the_steps_of_the_loggers_as_they_are(mo
     assert versions()["last.ckpt"] == 2
     fit(*args, "--ckpt_path=last")
     assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+VALIDATES = {  # when, with the length of an epoch, and rollouts of the last checkpoint before 3
+    "every_second_epoch": (["--trainer.check_val_every_n_epoch=2"], 1, 3),
+    "after_each_rollout": (["--trainer.val_check_interval=1"], 2, 2),
+    "over_epochs": (
+        ["--trainer.val_check_interval=3", "--trainer.check_val_every_n_epoch=null"],
+        2,
+        2,
+    ),
+    "never": (["--trainer.limit_val_batches=0"], 1, 3),
+}
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("when", VALIDATES)
+def test_every_epoch_ends_with_a_checkpoint_whenever_the_run_validates(when):
+    """Killed and continued, with the bits and the rows of a run that was not."""
+    flags, length, kept = VALIDATES[when]
+    args = [*arguments("grpo", rollouts=4), *flags, f"--data.rollouts_per_epoch={length}"]
+    args.append(f"--trainer.max_epochs={4 // length}")
+    fit(*args, run_dir="whole")
+    assert versions("whole") == {"last.ckpt": 4, "rollout_00004.ckpt": 4}
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.Dies")
+    assert versions() == {"last.ckpt": kept, f"rollout_{kept:05d}.ckpt": kept}
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.Third", "--ckpt_path=last")
+    assert versions()["last.ckpt"] == 3
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+    assert versions()["last.ckpt"] == 4
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_run_goes_on_from_the_best_checkpoint_of_the_middle_of_an_epoch():
+    """Which is of the weights that scored best."""
+    args = [*arguments("grpo", rollouts=2), "--trainer.val_check_interval=1"]
+    args.append("--data.rollouts_per_epoch=4")
+    fit(*args, run_dir="whole")
+    scores = [float(row["val/accuracy"]) for row in rows_of("whole") if row["val/accuracy"]]
+    (best,) = Path("whole/checkpoints").glob("best_*.ckpt")
+    rollout = torch.load(best, weights_only=True)["policy_version"]
+    assert best.name == f"best_{rollout:05d}.ckpt"
+    assert scores[rollout] == max(scores[1:])
+    assert 0 < rollout < 4
+    shutil.copytree("whole", "run")
+    fit(*args, f"--ckpt_path=run/checkpoints/{best.name}")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_run_that_was_stopped_before_it_trained_keeps_the_evaluation_before_training():
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    for more in ([], ["--ckpt_path=last"]):
+        with pytest.raises(SystemExit):
+            fit(*args, "--callbacks.x=callback_that_dies.Starting", *more)
+        assert [row["rollout"] for row in rows_of("run")] == ["0.0"]
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_with_nothing_left_to_train_keeps_its_rows(every):
+    """Of a checkpoint that Lightning wrote before it had counted the last rollout for loggers."""
+    own = ["--callbacks.own=lightning.pytorch.callbacks.ModelCheckpoint"]
+    own += ["--callbacks.own.every_n_train_steps=1", "--callbacks.own.save_top_k=-1"]
+    args = [*arguments("grpo", rollouts=4), *own, f"--trainer.check_val_every_n_epoch={every}"]
+    fit(*args)
+    shutil.copytree("run", "whole")
+    newest = max(Path("run/checkpoints").glob("*.ckpt"), key=os.path.getmtime)
+    for _ in range(2):
+        fit(*args, f"--ckpt_path={newest}")
+        (*rows, last), (*earlier, before) = metrics(Path("run")), metrics(Path("whole"))
+        assert rows == earlier
+        place = {key: before[key] for key in ("step", "epoch")}
+        assert {**last, **place} == before
+
+
+def test_a_run_whose_time_is_up_ends_with_its_epoch_and_goes_on_as_one_without_a_limit():
+    args = arguments("grpo", rollouts=4)
+    fit(*args, run_dir="whole")
+    fit(*args, "--trainer.max_time={milliseconds: 1}")
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
+    fit(*args, "--trainer.max_time={milliseconds: 1}", "--ckpt_path=last")
+    assert versions()["last.ckpt"] == 2  # it counts over all parts of the run
+    fit(*args, "--trainer.max_time={hours: 1}", "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_an_epoch_that_trained_nothing_ends_with_a_checkpoint_too():
+    flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
+    with pytest.warns(ConfigWarning, match="none of the 2 rollouts trained the policy"):
+        fit(*tiny("grpo"), *SMALL, *flags)
+    assert versions() == {"last.ckpt": 2, "rollout_00002.ckpt": 2}
 
 
 @pytest.mark.usefixtures("own_parts")

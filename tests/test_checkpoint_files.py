@@ -1,0 +1,116 @@
+"""The names of files in a checkpoint: a run that continues removes none but its own."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import SMALL, fails, fit, tiny
+from tests.test_restored import tamper
+
+GRPO = [*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1"]
+ON = ["--ckpt_path=last", "--trainer.max_epochs=2"]
+LAST = Path("run/checkpoints/last.ckpt")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of one rollout."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        patch.chdir(folder)
+        fit(*GRPO)
+    return folder / "run"
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The run in a folder of the same relative name, beside a file and a folder of others."""
+    shutil.copytree(finished, tmp_path / "run")
+    Path("victim").mkdir()
+    Path("victim/kept.txt").write_text("of somebody else")
+    Path("victim.ckpt").write_text("of somebody else")
+
+
+def names(name, path, folder=None):
+    """Names a file in the state of both callbacks."""
+
+    def change(saved):
+        for key, state in saved["callbacks"].items():
+            if "Checkpoint" in key:
+                state[name] = {path: torch.tensor(0.0)} if name == "best_k_models" else path
+                state["dirpath"] = folder or state["dirpath"]
+
+    return change
+
+
+OUTSIDE = {
+    "a folder": ("best_model_path", "run/checkpoints/../../victim"),
+    "a file that ends as one": ("best_model_path", "run/checkpoints/../../victim.ckpt"),
+    "the last": ("last_model_path", "run/checkpoints/../../victim.ckpt"),
+    "the worst of the best": ("kth_best_model_path", "run/checkpoints/../../victim.ckpt"),
+    "one of the best": ("best_k_models", "run/checkpoints/../../victim.ckpt"),
+    "no checkpoint": ("best_model_path", "run/checkpoints/../config.yaml"),
+    "another way there": ("best_model_path", "./run/checkpoints/x/../../../victim.ckpt"),
+    "the folder": ("best_model_path", "run/checkpoints"),
+    "no name": ("best_model_path", 3),
+    "no names": ("best_k_models", "x"),
+    "a link": ("best_model_path", "run/checkpoints/link.ckpt"),
+}
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_a_file_outside_of_the_run_is_one_line_and_stays(what, capsys):
+    name, path = OUTSIDE[what]
+    if what == "a link":
+        os.symlink("../../victim.ckpt", path)
+    tamper(LAST, names(name, path))
+    line = fails(capsys, "fit", *GRPO, *ON, "--run_dir=run")
+    assert f"ckpt_path: its {name} is {path!r}, no .ckpt file of run/checkpoints; it was" in line
+    assert Path("victim/kept.txt").exists()
+    assert Path("victim.ckpt").exists()
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_folder_that_the_checkpoint_names_is_not_looked_into():
+    """Only the names in it count, as the folder of the run may have moved."""
+    outside = "run/checkpoints/../.."
+    for name in ("best_k_models", "kth_best_model_path", "last_model_path", "best_model_path"):
+        tamper(LAST, names(name, f"{outside}/victim.ckpt", outside))
+    fit(*GRPO, *ON)
+    assert Path("victim.ckpt").exists()
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_file_of_a_folder_that_a_run_has_left_is_forgotten():
+    tamper(LAST, names("best_model_path", str(Path("victim.ckpt").resolve())))
+    fit(*GRPO, *ON)
+    assert Path("victim.ckpt").exists()
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("where", ["moved", "absolute", "linked", "emptied", "forked"])
+def test_a_folder_that_moved_or_lost_files_is_continued(where, tmp_path):
+    folder, flags = Path("run"), ON
+    if where == "moved":
+        folder = Path("run").rename("elsewhere")
+    elif where == "absolute":
+        folder = tmp_path / "run"
+    elif where == "linked":  # checkpoints on another disk
+        Path("run/checkpoints").rename("disk")
+        os.symlink("../disk", "run/checkpoints")
+    elif where == "emptied":
+        for path in Path("run/checkpoints").glob("*_*.ckpt"):
+            path.unlink()
+    else:
+        folder, flags = Path("new"), [f"--ckpt_path={LAST}", *ON[1:]]
+    fit(*GRPO, *flags, run_dir=folder)
+    held = sorted(path.name for path in (folder / "checkpoints").glob("[lr]*.ckpt"))
+    assert held == ["last.ckpt", "rollout_00002.ckpt"]
+    assert (
+        torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["policy_version"] == 2
+    )
