@@ -22,6 +22,7 @@ from lit_reason.errors import ConfigError, naming, require_at_least_one
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
+from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
     check_numbers,
@@ -71,16 +72,15 @@ class ColdStart(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
-        with naming("model.optimizer"):
-            optimizer = self.optimizer_factories["actor"](self.weights("actor"))
-        scheduler = self.scheduler_factories["actor"]
-        if scheduler is None:
+        optimizer = build_optimizer(self, "actor")
+        schedule = build_schedule(self, "actor", optimizer)
+        if schedule is None:
             return optimizer
         with naming("model.scheduler"):
-            schedule = {"scheduler": scheduler(optimizer), "interval": "step"}
             steps = self.trainer.estimated_stepping_batches
-            check_schedule("model.scheduler", schedule["scheduler"], int(min(steps, 2**63 - 1)))
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        check_schedule("model.scheduler", schedule, int(min(steps, 2**63 - 1)))
+        settings = {"scheduler": schedule, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": settings}
 
     def weights(self, network: str) -> list[nn.Parameter]:
         """What the optimizer trains, in its order."""

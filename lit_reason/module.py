@@ -44,6 +44,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
+from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
     check_numbers,
@@ -188,25 +189,23 @@ class ReasonModule(LightningModule):
         rated = {name for name, factory in self.scheduler_factories.items() if factory is not None}
         for name in self.trained:
             key = self.optimizer_key(name)
-            with naming(key):
-                optimizer = self.optimizer_factories[name](self.weights(name))
+            optimizer = build_optimizer(self, name)
             if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
                 text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
                 warnings.warn(text, ConfigWarning, stacklevel=1)
             if isinstance(optimizer, LBFGS):
                 raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
-            factory = self.scheduler_factories[name]
-            if factory is not None:
-                with naming(self.scheduler_key(name)):
-                    schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
-                if isinstance(schedule["scheduler"], ReduceLROnPlateau):
+            schedule = build_schedule(self, name, optimizer)
+            if schedule is not None:
+                if isinstance(schedule, ReduceLROnPlateau):
                     raise ConfigError(
                         f"{self.scheduler_key(name)}=ReduceLROnPlateau: waits for a metric, and "
                         "schedules count rollouts; choose torch.optim.lr_scheduler.LinearLR"
                     )
-                check_schedule(self.scheduler_key(name), schedule["scheduler"], self._steps(name))
-                entry["lr_scheduler"] = {**schedule, "interval": "step"}
+                check_schedule(self.scheduler_key(name), schedule, self._steps(name))
+                settings = {"name": f"lr/{name}", "interval": "step"}
+                entry["lr_scheduler"] = {"scheduler": schedule, **settings}
             configured.append(entry)
         return configured
 

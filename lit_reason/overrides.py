@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_reason.errors import ConfigError, naming
 from lit_reason.given import leaves
+from lit_reason.optimizers import build_optimizer
 from lit_reason.restored import CHANGED, keeps_moments
 
 Changes = dict[str, tuple[str, str]]  # key -> (earlier value, present value)
@@ -98,7 +99,7 @@ def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes)
         first = min(held, key=lambda i: weights[i].numel())
         weight = nn.Parameter(torch.zeros(weights[first].shape, dtype=weights[first].dtype))
         weight.grad = torch.zeros_like(weight)
-        optimizer = module.optimizer_factories[network]([weight])
+        optimizer = build_optimizer(module, network, [weight])
         if isinstance(optimizer, LBFGS) or not (mine or keeps_moments(optimizer)):
             continue
         (group, *_) = optimizer.state_dict()["param_groups"] if mine else saved["param_groups"]
@@ -132,7 +133,7 @@ def apply_changes(module: Any, changed: Changes) -> None:
         of_schedule = module.scheduler_key(network)
         if not _below(changed, module.optimizer_key(network)) and not _below(changed, of_schedule):
             continue
-        fresh = module.optimizer_factories[network](module.weights(network))
+        fresh = build_optimizer(module, network)
         renew(optimizer, fresh)
         for config in module.trainer.lr_scheduler_configs:
             if config.scheduler.optimizer is optimizer:

@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Adafactor, Optimizer
 
 from lit_reason.errors import ConfigError
 from lit_reason.networks import broken_weight
+from lit_reason.optimizers import build_optimizer, of_torch
 
 CHANGED = "it was changed, or written by something else; take another of RUN_DIR/checkpoints"
 MOST = 2**63  # no run counts that far
@@ -193,7 +194,7 @@ def check_moments(module: Any, states: Any) -> None:
         )
     for network, saved in zip(module.trained, states, strict=True):
         weights = module.weights(network)
-        known = keeps_moments(module.optimizer_factories[network](weights))
+        known = keeps_moments(build_optimizer(module, network))
         names: set[str] = set()
         for i, entries in saved["state"].items():
             if not (type(i) is int and 0 <= i < len(weights) and isinstance(entries, dict)):
@@ -211,8 +212,7 @@ def check_moments(module: Any, states: Any) -> None:
 
 def keeps_moments(optimizer: Optimizer) -> bool:
     """Whether the state of an optimizer is numbers, and tensors of the shape of each weight."""
-    of_torch = type(optimizer).__module__.startswith("torch.optim.")
-    return of_torch and not isinstance(optimizer, Adafactor | LBFGS)
+    return of_torch(optimizer) and not isinstance(optimizer, Adafactor | LBFGS)
 
 
 def _fault(moment: object, shape: tuple[int, ...]) -> str | None:
@@ -243,7 +243,7 @@ def check_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
         ConfigError: The first such setting.
     """
     for network, saved in zip(module.trained, states, strict=True):
-        fresh = module.optimizer_factories[network](module.weights(network)).param_groups
+        fresh = build_optimizer(module, network).param_groups
         given = saved.get("param_groups")
         groups = given if isinstance(given, list) else []
         held = [_weights_of(group) for group in groups]

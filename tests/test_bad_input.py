@@ -746,6 +746,7 @@ SLOTS = [
         r"actor_optimizer=LBFGS: needs a clos",
     ),
     ("ppo", "--model.actor_optimizer.lr=-1", r"model\.actor_optimizer: Invalid learning rate: -1"),
+    ("ppo", "--model.actor_optimizer.lr=1e400", r"model\.actor_optimizer\.lr=inf: must be finite"),
     (
         "grpo",
         "--model.policy.aggregation=ConstantLength",

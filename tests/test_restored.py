@@ -155,6 +155,21 @@ def test_a_checkpoint_from_which_a_run_would_not_go_on_is_one_line(message, copi
     assert Path("run/config.yaml").read_bytes() == before
 
 
+MISTAKES = {  # what a new run would say
+    "optimizer.lr=-1": "optimizer: Invalid learning rate: -1.0",
+    "optimizer.lr=1e400": "optimizer.lr=inf: must be finite",
+    "optimizer.weight_decay=1e400": "optimizer.weight_decay=inf: must be finite",
+    "optimizer.betas=[0.5, 1.6]": "optimizer: Invalid beta parameter at index 1: 1.6",
+}
+
+
+@pytest.mark.parametrize("flag", MISTAKES)
+def test_a_mistake_that_is_given_on_resuming_is_not_blamed_on_the_checkpoint(flag, copied, capsys):
+    on = ["--config=run/config.yaml", "--run_dir=run", "--ckpt_path=last", f"--model.actor_{flag}"]
+    line = fails(capsys, "fit", *on, "--trainer.max_epochs=2")
+    assert line == f"error: model.actor_{MISTAKES[flag]}"
+
+
 def test_an_optimizer_that_took_no_step_yet_has_no_moments_to_miss():
     """The actor's, while only the critic trains."""
     args = [*tiny("vapo"), *SMALL, "--data.rollouts_per_epoch=1", "--trainer.limit_val_batches=0"]
