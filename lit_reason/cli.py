@@ -58,10 +58,18 @@ from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
-from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
+from lit_reason.overrides import (
+    Changes,
+    apply_changes,
+    changed_schedules,
+    changes,
+    check_changes,
+    check_state,
+)
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
-from lit_reason.restored import check_groups, check_schedules
+from lit_reason.restored import batches
+from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
 from lit_reason.stopping import StopSignals, stop_in
 from lit_reason.trainer_checks import (
@@ -131,9 +139,10 @@ class RecordConfig(SaveConfigCallback):
             self.changed, self.compared = changes(recorded, self.text), True
             check_changes(self.changed)
         states = checkpoint["optimizer_states"]
-        check_groups(pl_module, states)
+        settle_groups(pl_module, states)
         check_state(pl_module, states, self.changed)
-        check_schedules(pl_module, checkpoint["lr_schedulers"])
+        anew = changed_schedules(pl_module, self.changed)
+        settle_schedules(pl_module, checkpoint["lr_schedulers"], batches(checkpoint), anew)
 
     @cached_property
     def text(self) -> str:

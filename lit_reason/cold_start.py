@@ -25,12 +25,11 @@ from lit_reason.networks import policy_outputs
 from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
-    check_numbers,
     count,
-    note_moments,
     require_count,
     require_parts,
 )
+from lit_reason.restored_states import check_numbers, note_moments
 from lit_reason.stages import enter_stage
 from lit_reason.tasks import Task
 

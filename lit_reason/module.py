@@ -47,12 +47,11 @@ from lit_reason.offload import check_offload, lent, offload
 from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
-    check_numbers,
     count,
-    note_moments,
     require_count,
     require_parts,
 )
+from lit_reason.restored_states import check_numbers, note_moments
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
@@ -491,4 +490,4 @@ class ReasonModule(LightningModule):
                 state = checkpoint[type(data).__qualname__]
                 require_count(state, "cursor", trained, more=True)
         self.stepped = set(checkpoint.get("stepped", self.trained))
-        self.guard.in_a_row = dict(checkpoint.get("nonfinite", {}))
+        self.guard.restore(checkpoint.get("nonfinite", {}))

@@ -52,7 +52,7 @@ def build_schedule(module: Any, network: str, optimizer: Optimizer) -> Any:
 
 def of_torch(part: object) -> bool:
     """Whether an optimizer or a schedule is one of torch's own."""
-    return type(part).__module__.startswith("torch.optim.")
+    return f"{type(part).__module__}.".startswith("torch.optim.")
 
 
 def _is_finite(value: Any) -> bool:
