@@ -46,6 +46,7 @@ from lit_reason.errors import (
     ConfigError,
     ConfigWarning,
     build_placed,
+    masked,
     place_of,
     printable,
     users_mistake,
@@ -107,7 +108,8 @@ class ReasonParser(LightningArgumentParser):
         """Prints the message without the usage text, and exits with 2."""
         reason = None if ex is None or isinstance(ex, ConfigError) else users_mistake(ex)
         line = reason or explain(message, self.arguments, self.keys, self.foreign)
-        sys.stderr.write(f"error: {printable(full_key(line, settings(self.arguments)))}\n")
+        given = settings(self.arguments)
+        sys.stderr.write(f"error: {printable(masked(full_key(line, given), given))}\n")
         self.exit(2)
 
 
@@ -459,7 +461,8 @@ def run(args: list[str]) -> LightningCLI:
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        line = full_key(reason, settings(args), place_of(error))
+        given = settings(args)
+        line = masked(full_key(reason, given, place_of(error)), given)
         sys.stderr.write(f"error: {printable(line)}\n")
         raise SystemExit(2) from None
     finally:

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,20 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of fl
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
 
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
-_SECRET = re.compile(r"(\w*(?:api_?key|password|secret|access_token|hf_token)=)[^\s:;,]+", re.I)
+# names with such a part, but for tokens of text
+_PART = r"secret|passw|passphrase|credential|(?:api|access|private|auth)[_-]?key|authorization"
+_OF_TEXT = r"(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b"
+_NAME = rf"(?:[\w.-]*?(?:{_PART})[\w.-]*|(?!(?:[\w-]*\.)*{_OF_TEXT})[\w.-]*?token(?:\.[\w.-]+)?)"
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_SECRET = re.compile(
+    # key=value to where a message goes on; 'key': 'value'; and {key: value}
+    rf"((?<![\w.-]){_NAME}=)(?:{_QUOTED}|(?!['\"]).*?(?=: |; |$)|.*$)"
+    rf"|((?P<q>['\"]){_NAME}(?P=q)\s*:\s*)(?:{_QUOTED}|[^,}}\]]+)"
+    rf"|([{{,]\s*{_NAME}:\s)(?:{_QUOTED}|[^,}}]+)",
+    re.I,
+)
+_SECRET_KEY = re.compile(_NAME, re.I)
+SHORTEST = 4  # letters of a secret that is looked for in texts; fewer stand in any word
 
 
 class ConfigError(ValueError):
@@ -87,7 +100,7 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
         off: What to set them to instead.
     """
     given = [
-        f"{key}={value}" if isinstance(value, int | float | str) else key
+        masked(f"{key}={value}" if isinstance(value, int | float | str) else key)
         for key, value in settings.items()
         if value is not None
     ]
@@ -107,8 +120,26 @@ def printable(text: str) -> str:
         >>> printable("a\n\x1b[2Jb http://me:secret@host api_key=secret")
         'a \\x1b[2Jb http://…@host api_key=…'
     """
-    line = _USER.sub("…", " ".join(text.splitlines()))
-    return visible(_SECRET.sub(r"\1…", line))
+    return visible(masked(" ".join(text.splitlines())))
+
+
+def masked(text: str, given: Iterable[tuple[str, str]] = ()) -> str:
+    """A text in which the values of keys that sound secret, and users in addresses, are not told.
+
+    Args:
+        text: One line.
+        given: Keys with their values, which are found also where no key stands before them.
+
+    Example:
+        >>> masked("engine.token=a, b: no such key; {'password': 'c'}; max_tokens=3")
+        "engine.token=…: no such key; {'password': …}; max_tokens=3"
+        >>> masked("Got value: a b", [("engine.password", "a b")])
+        'Got value: …'
+    """
+    for key, value in given:
+        if len(value) >= SHORTEST and _SECRET_KEY.fullmatch(key):
+            text = text.replace(value, "…")
+    return _SECRET.sub(lambda m: f"{m[1] or m[2] or m[4]}…", _USER.sub("…", text))
 
 
 def visible(text: str) -> str:
