@@ -31,6 +31,7 @@ from lit_reason.restored import (
 )
 from lit_reason.restored_states import check_numbers, note_moments
 from lit_reason.stages import enter_stage
+from lit_reason.statistics import forget_logged
 from lit_reason.tasks import Task
 
 
@@ -185,6 +186,11 @@ class Demonstrations(LightningDataModule):
     def train_dataloader(self) -> DemonstrationLoader:
         """Batches of demonstrations."""
         return DemonstrationLoader(self)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lets nothing that was logged of one batch stand for another."""
+        forget_logged(self.trainer)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the run, which may be in the middle of an epoch."""

@@ -39,6 +39,7 @@ from lit_reason.rollout import (
     check_responses,
 )
 from lit_reason.stages import enter_stage
+from lit_reason.statistics import forget_logged
 from lit_reason.tasks import Task
 
 
@@ -279,6 +280,11 @@ class RolloutDataModule(LightningDataModule):
 
     test_dataloader = val_dataloader
     predict_dataloader = val_dataloader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lets nothing that was logged of one rollout stand for another."""
+        forget_logged(self.trainer)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The prompt cursor: Lightning restores it also at the end of an epoch."""
