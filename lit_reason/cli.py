@@ -5,6 +5,7 @@ Classes are imported here so that a configuration can name them without their mo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import traceback
@@ -20,7 +21,12 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    TensorBoardLogger,  # noqa: F401
+    WandbLogger,  # noqa: F401
+)
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -46,6 +52,7 @@ from lit_reason.errors import (
     ConfigError,
     ConfigWarning,
     build_placed,
+    call_ending_no_loop,
     masked,
     place_of,
     printable,
@@ -355,6 +362,8 @@ class ReasonCLI(LightningCLI):
             "logger": self._loggers(config.get("logger"), run_dir),
             "plugins": self._plugins(as_list(config.get("plugins"))),
         }
+        for part in [*given, *as_list(config.get("logger"))]:
+            end_no_loop(part)
         try:
             return super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, MisconfigurationException) as error:
@@ -435,6 +444,17 @@ def build(args: list[str]) -> LightningCLI:
         trainer_defaults={"log_every_n_steps": 1, "num_sanity_val_steps": -1},
         **common,
     )
+
+
+def end_no_loop(part: object) -> None:
+    """Wraps the hooks of a callback or a logger, a `StopIteration` in which would end an epoch."""
+    base = next((kind for kind in (Callback, Logger) if isinstance(part, kind)), None)
+    if base is None or type(part).__module__.startswith(("lightning.", "lit_reason.")):
+        return
+    for name in dir(base):
+        own = getattr(type(part), name)
+        if not name.startswith("_") and inspect.isfunction(own) and own is not getattr(base, name):
+            setattr(part, name, partial(call_ending_no_loop, getattr(part, name)))
 
 
 def foreign_keys(subcommand: str, of: Sections, own: Sections) -> dict[str, str]:

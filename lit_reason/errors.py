@@ -213,6 +213,21 @@ def blaming(key: str, part: object) -> Iterator[None]:
 
 
 @contextmanager
+def ending_no_loop() -> Iterator[None]:
+    """Makes an error of a `StopIteration`, which Lightning takes for the end of its loop."""
+    try:
+        yield
+    except StopIteration as error:
+        raise ConfigError(users_mistake(error) or f"a part raised StopIteration {error}") from error
+
+
+def call_ending_no_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of the user's in a loop. A function of its own, as callbacks are pickled."""
+    with ending_no_loop():
+        return method(*args, **kwargs)
+
+
+@contextmanager
 def in_one_line() -> Iterator[None]:
     """Ends a script with one line and exit status 2 for what its user can mend."""
     try:

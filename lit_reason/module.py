@@ -30,7 +30,7 @@ from lit_reason.checks import (
     warn_of_sizes,
 )
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, ConfigWarning, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ConfigWarning, ending_no_loop, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
 from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
@@ -278,8 +278,9 @@ class ReasonModule(LightningModule):
         enter_stage(self.trainer, "scoring")
         experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
         enter_stage(self.trainer, "update")
-        updates = self._update(experience, first, generator)
-        self._step_schedules(updates)
+        with ending_no_loop():
+            updates = self._update(experience, first, generator)
+            self._step_schedules(updates)
         self.policy_version += 1
         self._refresh_reference()
         self._log(rollout, {**stats, **average(updates)})

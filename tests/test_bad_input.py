@@ -376,6 +376,7 @@ def test_group_relative_advantages_of_single_responses_are_refused(capsys):
 BUGS = """
 from abc import abstractmethod
 import torch
+from torch.optim import AdamW
 from lightning.pytorch import Callback
 from lit_reason.advantages import Advantages, GroupRelative
 from lit_reason.aggregation import Aggregation
@@ -537,6 +538,18 @@ class Exits(Callback):
     def on_train_batch_end(self, *args):
         raise SystemExit(0)
 
+class Stops(Callback):
+    def on_train_batch_end(self, *args):
+        next(iter([]))
+
+class StopsInValidation(Callback):
+    def on_validation_batch_end(self, *args):
+        next(iter([]))
+
+class StopsOptimizer(AdamW):
+    def step(self, closure=None):
+        next(iter([]))
+
 class ExitsReward(Reward):
     def __call__(self, prompt, responses, verdicts):
         raise SystemExit(0)
@@ -604,6 +617,9 @@ PARTS = [
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine=Short: returned \[\d, .*expected \d for each"),
     ("callbacks.x=Exits", r"callbacks\.x\.on_train_batch_end: SystemExit: 0 \(at my_bugs\.py:\d"),
+    ("callbacks.x=Stops", r"callbacks\.x\.on_train_batch_end: StopIteration: .*\(at my_bugs\.py:"),
+    ("callbacks.x=StopsInValidation", r"x\.on_validation_batch_end: StopIteration: .*\(at my_b"),
+    ("model.actor_optimizer=StopsOptimizer", r"optimizer\.step: StopIteration: .*\(at my_bugs"),
     ("data.rewards.x=ExitsReward", r"data\.rewards\.x: ExitsReward raised SystemExit: 0 \(at my_b"),
     ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
     ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
