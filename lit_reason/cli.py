@@ -59,7 +59,7 @@ from lit_reason.errors import (
     users_mistake,
 )
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
-from lit_reason.given import FAMILIES, flags, full_key, read_configs, settings
+from lit_reason.given import FAMILIES, check_nul, flags, full_key, leaves, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
@@ -268,6 +268,7 @@ class ReasonCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
+        check_nul(leaves("", config.as_dict()))
         check_sections(config, ("model", "data", "trainer"))
         self._check_nulls(config)
         if config.get("threads") is not None:
