@@ -18,7 +18,7 @@ from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.checks import check_schedule, check_weights
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import ConfigError, naming, require_at_least_one
+from lit_reason.errors import ConfigError, naming, require_at_least_one, require_room
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
@@ -160,6 +160,7 @@ class Demonstrations(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require_room(batch_size=batch_size)
         require_at_least_one("data", batch_size=batch_size, batches_per_epoch=batches_per_epoch)
         if curriculum < 0:
             raise ConfigError(f"data.curriculum={curriculum}: must be at least 0")

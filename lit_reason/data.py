@@ -23,6 +23,7 @@ from lit_reason.errors import (
     blaming,
     placed,
     require_at_least_one,
+    require_room,
     warn_of_no_effect,
 )
 from lit_reason.filters import GroupFilter
@@ -105,6 +106,9 @@ class RolloutDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        require_room(groups_per_rollout=groups_per_rollout, group_size=group_size)
+        require_room(groups_per_round=groups_per_round or 1, group_size=group_size)
+        require_room(val_samples=val_samples)
         require_at_least_one(
             "data",
             groups_per_rollout=groups_per_rollout,

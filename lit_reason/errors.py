@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+COUNTED = 2**63 - 1
+RESPONSES = 2**20  # of a rollout or an evaluation's batch; those of the papers hold some thousands
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
 
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
@@ -46,7 +48,7 @@ class ConfigWarning(UserWarning):
 
 
 def require_at_least_one(owner: str, **values: int | None) -> None:
-    """Refuses counts below 1; `None` stands for a default.
+    """Refuses counts below 1, or beyond those of a tensor; `None` stands for a default.
 
     Raises:
         ConfigError: The first such count, as `owner.name`.
@@ -54,6 +56,28 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
+        if value is not None and value > COUNTED:
+            raise ConfigError(f"{owner}.{name}={value}: must be at most {COUNTED}")
+
+
+def require_room(**values: int) -> None:
+    """Refuses so many responses at once that they could only end the memory.
+
+    Args:
+        **values: Settings of the data module, whose product the responses are.
+
+    Raises:
+        ConfigError: They are too many.
+
+    Example:
+        >>> require_room(groups_per_rollout=10**20, group_size=4)
+        Traceback (most recent call last):
+        lit_reason.errors.ConfigError: data.groups_per_rollout=100000000000000000000 * \
+data.group_size=4: must be at most 1048576 responses at once; lower one
+    """
+    if math.prod(values.values()) > RESPONSES:
+        made = " * ".join(f"data.{name}={value}" for name, value in values.items())
+        raise ConfigError(f"{made}: must be at most {RESPONSES} responses at once; lower one")
 
 
 def require_float32(key: str, value: float | None, fix: str, unbounded: bool = False) -> None:
