@@ -5,6 +5,7 @@ Classes are imported here so that a configuration can name them without their mo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import traceback
@@ -20,7 +21,12 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    TensorBoardLogger,  # noqa: F401
+    WandbLogger,  # noqa: F401
+)
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -46,22 +52,32 @@ from lit_reason.errors import (
     ConfigError,
     ConfigWarning,
     build_placed,
+    call_ending_no_loop,
+    masked,
     place_of,
     printable,
     users_mistake,
 )
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
-from lit_reason.given import FAMILIES, flags, full_key, read_configs, settings
+from lit_reason.given import FAMILIES, check_nul, flags, full_key, leaves, read_configs, settings
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
-from lit_reason.overrides import Changes, apply_changes, changes, check_changes, check_state
+from lit_reason.overrides import (
+    Changes,
+    apply_changes,
+    changed_schedules,
+    changes,
+    check_changes,
+    check_state,
+)
 from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
-from lit_reason.restored import check_groups, check_schedules
+from lit_reason.restored import batches
+from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
 from lit_reason.stopping import StopSignals, stop_in
 from lit_reason.trainer_checks import (
@@ -99,7 +115,8 @@ class ReasonParser(LightningArgumentParser):
         """Prints the message without the usage text, and exits with 2."""
         reason = None if ex is None or isinstance(ex, ConfigError) else users_mistake(ex)
         line = reason or explain(message, self.arguments, self.keys, self.foreign)
-        sys.stderr.write(f"error: {printable(full_key(line, settings(self.arguments)))}\n")
+        given = settings(self.arguments)
+        sys.stderr.write(f"error: {printable(masked(full_key(line, given), given))}\n")
         self.exit(2)
 
 
@@ -131,9 +148,10 @@ class RecordConfig(SaveConfigCallback):
             self.changed, self.compared = changes(recorded, self.text), True
             check_changes(self.changed)
         states = checkpoint["optimizer_states"]
-        check_groups(pl_module, states)
+        settle_groups(pl_module, states)
         check_state(pl_module, states, self.changed)
-        check_schedules(pl_module, checkpoint["lr_schedulers"])
+        anew = changed_schedules(pl_module, self.changed)
+        settle_schedules(pl_module, checkpoint["lr_schedulers"], batches(checkpoint), anew)
 
     @cached_property
     def text(self) -> str:
@@ -250,6 +268,7 @@ class ReasonCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
+        check_nul(leaves("", config.as_dict()))
         check_sections(config, ("model", "data", "trainer"))
         self._check_nulls(config)
         if config.get("threads") is not None:
@@ -345,6 +364,8 @@ class ReasonCLI(LightningCLI):
             "logger": self._loggers(config.get("logger"), run_dir),
             "plugins": self._plugins(as_list(config.get("plugins"))),
         }
+        for part in [*given, *as_list(config.get("logger"))]:
+            end_no_loop(part)
         try:
             return super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, MisconfigurationException) as error:
@@ -433,6 +454,17 @@ def build(args: list[str]) -> LightningCLI:
     )
 
 
+def end_no_loop(part: object) -> None:
+    """Wraps the hooks of a callback or a logger, a `StopIteration` in which would end an epoch."""
+    base = next((kind for kind in (Callback, Logger) if isinstance(part, kind)), None)
+    if base is None or type(part).__module__.startswith(("lightning.", "lit_reason.")):
+        return
+    for name in dir(base):
+        own = getattr(type(part), name)
+        if not name.startswith("_") and inspect.isfunction(own) and own is not getattr(base, name):
+            setattr(part, name, partial(call_ending_no_loop, getattr(part, name)))
+
+
 def foreign_keys(subcommand: str, of: Sections, own: Sections) -> dict[str, str]:
     """Keys that only the classes of another subcommand take, each with the subcommand's name."""
     return {
@@ -457,7 +489,8 @@ def run(args: list[str]) -> LightningCLI:
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:
             raise
-        line = full_key(reason, settings(args), place_of(error))
+        given = settings(args)
+        line = masked(full_key(reason, given, place_of(error)), given)
         sys.stderr.write(f"error: {printable(line)}\n")
         raise SystemExit(2) from None
     finally:

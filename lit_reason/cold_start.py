@@ -19,19 +19,20 @@ from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.checkpoints import keep_own_files
 from lit_reason.checks import check_schedule, check_weights
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import ConfigError, naming, require_at_least_one
+from lit_reason.errors import ConfigError, naming, require_at_least_one, require_room
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
+from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
-    check_numbers,
     count,
-    note_moments,
     require_count,
     require_parts,
 )
+from lit_reason.restored_states import check_numbers, note_moments
 from lit_reason.stages import enter_stage
+from lit_reason.statistics import forget_logged
 from lit_reason.tasks import Task
 
 
@@ -72,16 +73,15 @@ class ColdStart(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, with its schedule if one is configured."""
-        with naming("model.optimizer"):
-            optimizer = self.optimizer_factories["actor"](self.weights("actor"))
-        scheduler = self.scheduler_factories["actor"]
-        if scheduler is None:
+        optimizer = build_optimizer(self, "actor")
+        schedule = build_schedule(self, "actor", optimizer)
+        if schedule is None:
             return optimizer
         with naming("model.scheduler"):
-            schedule = {"scheduler": scheduler(optimizer), "interval": "step"}
             steps = self.trainer.estimated_stepping_batches
-            check_schedule("model.scheduler", schedule["scheduler"], int(min(steps, 2**63 - 1)))
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        check_schedule("model.scheduler", schedule, int(min(steps, 2**63 - 1)))
+        settings = {"scheduler": schedule, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": settings}
 
     def weights(self, network: str) -> list[nn.Parameter]:
         """What the optimizer trains, in its order."""
@@ -162,6 +162,7 @@ class Demonstrations(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require_room(batch_size=batch_size)
         require_at_least_one("data", batch_size=batch_size, batches_per_epoch=batches_per_epoch)
         if curriculum < 0:
             raise ConfigError(f"data.curriculum={curriculum}: must be at least 0")
@@ -188,6 +189,11 @@ class Demonstrations(LightningDataModule):
     def train_dataloader(self) -> DemonstrationLoader:
         """Batches of demonstrations."""
         return DemonstrationLoader(self)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lets nothing that was logged of one batch stand for another."""
+        forget_logged(self.trainer)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the run, which may be in the middle of an epoch."""

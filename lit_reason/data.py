@@ -23,6 +23,7 @@ from lit_reason.errors import (
     blaming,
     placed,
     require_at_least_one,
+    require_room,
     warn_of_no_effect,
 )
 from lit_reason.filters import GroupFilter
@@ -39,6 +40,7 @@ from lit_reason.rollout import (
     check_responses,
 )
 from lit_reason.stages import enter_stage
+from lit_reason.statistics import forget_logged
 from lit_reason.tasks import Task
 
 
@@ -104,6 +106,9 @@ class RolloutDataModule(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        require_room(groups_per_rollout=groups_per_rollout, group_size=group_size)
+        require_room(groups_per_round=groups_per_round or 1, group_size=group_size)
+        require_room(val_samples=val_samples)
         require_at_least_one(
             "data",
             groups_per_rollout=groups_per_rollout,
@@ -279,6 +284,11 @@ class RolloutDataModule(LightningDataModule):
 
     test_dataloader = val_dataloader
     predict_dataloader = val_dataloader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lets nothing that was logged of one rollout stand for another."""
+        forget_logged(self.trainer)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The prompt cursor: Lightning restores it also at the end of an epoch."""

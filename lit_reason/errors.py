@@ -8,16 +8,31 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+COUNTED = 2**63 - 1
+RESPONSES = 2**20  # of a rollout or an evaluation's batch; those of the papers hold some thousands
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
 
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
-_SECRET = re.compile(r"(\w*(?:api_?key|password|secret|access_token|hf_token)=)[^\s:;,]+", re.I)
+# names with such a part, but for tokens of text
+_PART = r"secret|passw|passphrase|credential|(?:api|access|private|auth)[_-]?key|authorization"
+_OF_TEXT = r"(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b"
+_NAME = rf"(?:[\w.-]*?(?:{_PART})[\w.-]*|(?!(?:[\w-]*\.)*{_OF_TEXT})[\w.-]*?token(?:\.[\w.-]+)?)"
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_SECRET = re.compile(
+    # key=value to where a message goes on; 'key': 'value'; and {key: value}
+    rf"((?<![\w.-]){_NAME}=)(?:{_QUOTED}|(?!['\"]).*?(?=: |; |$)|.*$)"
+    rf"|((?P<q>['\"]){_NAME}(?P=q)\s*:\s*)(?:{_QUOTED}|[^,}}\]]+)"
+    rf"|([{{,]\s*{_NAME}:\s)(?:{_QUOTED}|[^,}}]+)",
+    re.I,
+)
+_SECRET_KEY = re.compile(_NAME, re.I)
+SHORTEST = 4  # letters of a secret that is looked for in texts; fewer stand in any word
 
 
 class ConfigError(ValueError):
@@ -33,7 +48,7 @@ class ConfigWarning(UserWarning):
 
 
 def require_at_least_one(owner: str, **values: int | None) -> None:
-    """Refuses counts below 1; `None` stands for a default.
+    """Refuses counts below 1, or beyond those of a tensor; `None` stands for a default.
 
     Raises:
         ConfigError: The first such count, as `owner.name`.
@@ -41,6 +56,28 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
+        if value is not None and value > COUNTED:
+            raise ConfigError(f"{owner}.{name}={value}: must be at most {COUNTED}")
+
+
+def require_room(**values: int) -> None:
+    """Refuses so many responses at once that they could only end the memory.
+
+    Args:
+        **values: Settings of the data module, whose product the responses are.
+
+    Raises:
+        ConfigError: They are too many.
+
+    Example:
+        >>> require_room(groups_per_rollout=10**20, group_size=4)
+        Traceback (most recent call last):
+        lit_reason.errors.ConfigError: data.groups_per_rollout=100000000000000000000 * \
+data.group_size=4: must be at most 1048576 responses at once; lower one
+    """
+    if math.prod(values.values()) > RESPONSES:
+        made = " * ".join(f"data.{name}={value}" for name, value in values.items())
+        raise ConfigError(f"{made}: must be at most {RESPONSES} responses at once; lower one")
 
 
 def require_float32(key: str, value: float | None, fix: str, unbounded: bool = False) -> None:
@@ -87,7 +124,7 @@ def warn_of_no_effect(why: str, settings: Mapping[str, object], off: str = "null
         off: What to set them to instead.
     """
     given = [
-        f"{key}={value}" if isinstance(value, int | float | str) else key
+        masked(f"{key}={value}" if isinstance(value, int | float | str) else key)
         for key, value in settings.items()
         if value is not None
     ]
@@ -107,8 +144,26 @@ def printable(text: str) -> str:
         >>> printable("a\n\x1b[2Jb http://me:secret@host api_key=secret")
         'a \\x1b[2Jb http://…@host api_key=…'
     """
-    line = _USER.sub("…", " ".join(text.splitlines()))
-    return visible(_SECRET.sub(r"\1…", line))
+    return visible(masked(" ".join(text.splitlines())))
+
+
+def masked(text: str, given: Iterable[tuple[str, str]] = ()) -> str:
+    """A text in which the values of keys that sound secret, and users in addresses, are not told.
+
+    Args:
+        text: One line.
+        given: Keys with their values, which are found also where no key stands before them.
+
+    Example:
+        >>> masked("engine.token=a, b: no such key; {'password': 'c'}; max_tokens=3")
+        "engine.token=…: no such key; {'password': …}; max_tokens=3"
+        >>> masked("Got value: a b", [("engine.password", "a b")])
+        'Got value: …'
+    """
+    for key, value in given:
+        if len(value) >= SHORTEST and _SECRET_KEY.fullmatch(key):
+            text = text.replace(value, "…")
+    return _SECRET.sub(lambda m: f"{m[1] or m[2] or m[4]}…", _USER.sub("…", text))
 
 
 def visible(text: str) -> str:
@@ -179,6 +234,21 @@ def blaming(key: str, part: object) -> Iterator[None]:
         raise ConfigError(
             f"{key}: {type(part).__name__} raised {type(error).__name__}: {error}{place}"
         ) from error
+
+
+@contextmanager
+def ending_no_loop() -> Iterator[None]:
+    """Makes an error of a `StopIteration`, which Lightning takes for the end of its loop."""
+    try:
+        yield
+    except StopIteration as error:
+        raise ConfigError(users_mistake(error) or f"a part raised StopIteration {error}") from error
+
+
+def call_ending_no_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of the user's in a loop. A function of its own, as callbacks are pickled."""
+    with ending_no_loop():
+        return method(*args, **kwargs)
 
 
 @contextmanager

@@ -14,9 +14,21 @@ from lit_reason.errors import ConfigError
 Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
 
 _HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+(?:\.\w+)*)(?:=([^:,]*))?(?=[:,])")
+DEEPEST = 100  # lists and mappings in one another
 _SECTIONS = ("model", "data", "trainer", "callbacks")
 
 FAMILIES = ("callbacks", "model.terms", "data.rewards")  # keys that hold named parts
+
+
+def check_nul(given: Settings) -> None:
+    """Refuses the byte that no path may hold, and that YAML writes as a letter after a backslash.
+
+    Raises:
+        ConfigError: The first value with it.
+    """
+    for key, value in given:
+        if "\0" in value:
+            raise ConfigError(f"{key}={value}: holds a null byte; remove it")
 
 
 def settings(args: Sequence[str]) -> Settings:
@@ -55,10 +67,7 @@ def read_config(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         held = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise ConfigError(f"{key}: {held}; it must map keys to values, as model: ...")
-    try:
-        _check_keys(file, "", content)
-    except RecursionError:
-        raise ConfigError(f"{key}: an alias refers to itself; write it out") from None
+    _check_keys(file, "", content)
     return content
 
 
@@ -70,10 +79,15 @@ def read_yaml(key: str, file: str | Path) -> Any:
         file: The file.
 
     Raises:
-        ConfigError: It is missing, is not YAML, or has a key twice.
+        ConfigError: It is missing, is not YAML, has a key twice, or holds itself.
     """
     try:
-        return yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
+        content = yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
+        if isinstance(content, dict | list):
+            _check_nesting(key, content)
+        return content
+    except RecursionError:
+        raise ConfigError(f"{key}: not valid YAML, it is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}: not a text file; give a YAML file") from error
     except OSError as error:
@@ -84,6 +98,17 @@ def read_yaml(key: str, file: str | Path) -> Any:
         raise ConfigError(f"{key}: not valid YAML{place}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}: not valid YAML") from error
+
+
+def _check_nesting(key: str, value: Any, above: tuple[Any, ...] = ()) -> None:
+    """Refuses a list or a mapping that is a part of itself, or of very many others."""
+    if any(value is outer for outer in above):
+        raise ConfigError(f"{key}: an alias refers to itself; write it out")
+    if len(above) > DEEPEST:
+        raise ConfigError(f"{key}: not valid YAML, it is nested too deeply")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list):
+            _check_nesting(key, part, (*above, value))
 
 
 def _check_keys(file: str, prefix: str, content: dict[Any, Any]) -> None:

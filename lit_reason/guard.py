@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from lit_reason.batch import Experience
+from lit_reason.errors import ConfigError
 from lit_reason.files import save_tensors
+from lit_reason.restored import CHANGED, count
 
 
 class NonFiniteGuard:
@@ -22,6 +24,16 @@ class NonFiniteGuard:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.in_a_row: dict[str, int] = {}
+
+    def restore(self, state: object) -> None:
+        """Goes on counting where a checkpoint says.
+
+        Raises:
+            ConfigError: It says so of nothing, or no counts.
+        """
+        if not isinstance(state, dict):
+            raise ConfigError(f"ckpt_path: its nonfinite is {state!r:.40}, not a dict; {CHANGED}")
+        self.in_a_row = {network: count(state, network) for network in state}
 
     def observe(
         self,

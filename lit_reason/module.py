@@ -31,7 +31,7 @@ from lit_reason.checks import (
     warn_of_sizes,
 )
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, ConfigWarning, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ConfigWarning, ending_no_loop, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
 from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
@@ -45,14 +45,14 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
+from lit_reason.optimizers import build_optimizer, build_schedule
 from lit_reason.restored import (
     batches,
-    check_numbers,
     count,
-    note_moments,
     require_count,
     require_parts,
 )
+from lit_reason.restored_states import check_numbers, note_moments
 from lit_reason.sharding import FSDP2, evenly
 from lit_reason.stages import enter_stage
 from lit_reason.statistics import average, describe, over_ranks
@@ -189,25 +189,23 @@ class ReasonModule(LightningModule):
         rated = {name for name, factory in self.scheduler_factories.items() if factory is not None}
         for name in self.trained:
             key = self.optimizer_key(name)
-            with naming(key):
-                optimizer = self.optimizer_factories[name](self.weights(name))
+            optimizer = build_optimizer(self, name)
             if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
                 text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
                 warnings.warn(text, ConfigWarning, stacklevel=1)
             if isinstance(optimizer, LBFGS):
                 raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
-            factory = self.scheduler_factories[name]
-            if factory is not None:
-                with naming(self.scheduler_key(name)):
-                    schedule = {"scheduler": factory(optimizer), "name": f"lr/{name}"}
-                if isinstance(schedule["scheduler"], ReduceLROnPlateau):
+            schedule = build_schedule(self, name, optimizer)
+            if schedule is not None:
+                if isinstance(schedule, ReduceLROnPlateau):
                     raise ConfigError(
                         f"{self.scheduler_key(name)}=ReduceLROnPlateau: waits for a metric, and "
                         "schedules count rollouts; choose torch.optim.lr_scheduler.LinearLR"
                     )
-                check_schedule(self.scheduler_key(name), schedule["scheduler"], self._steps(name))
-                entry["lr_scheduler"] = {**schedule, "interval": "step"}
+                check_schedule(self.scheduler_key(name), schedule, self._steps(name))
+                settings = {"name": f"lr/{name}", "interval": "step"}
+                entry["lr_scheduler"] = {"scheduler": schedule, **settings}
             configured.append(entry)
         return configured
 
@@ -281,8 +279,9 @@ class ReasonModule(LightningModule):
         enter_stage(self.trainer, "scoring")
         experience, stats = self.annotate(rollout, [rows for part in first for rows in part])
         enter_stage(self.trainer, "update")
-        updates = self._update(experience, first, generator)
-        self._step_schedules(updates)
+        with ending_no_loop():
+            updates = self._update(experience, first, generator)
+            self._step_schedules(updates)
         self.policy_version += 1
         self._refresh_reference()
         self._log(rollout, {**stats, **average(updates)})
@@ -494,4 +493,4 @@ class ReasonModule(LightningModule):
                 state = checkpoint[type(data).__qualname__]
                 require_count(state, "cursor", trained, more=True)
         self.stepped = set(checkpoint.get("stepped", self.trained))
-        self.guard.in_a_row = dict(checkpoint.get("nonfinite", {}))
+        self.guard.restore(checkpoint.get("nonfinite", {}))

@@ -16,7 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_reason.errors import ConfigError, naming
 from lit_reason.given import leaves
-from lit_reason.restored import CHANGED, keeps_moments
+from lit_reason.optimizers import build_optimizer
+from lit_reason.restored import CHANGED
+from lit_reason.restored_states import keeps_moments
 
 Changes = dict[str, tuple[str, str]]  # key -> (earlier value, present value)
 
@@ -98,14 +100,16 @@ def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes)
         first = min(held, key=lambda i: weights[i].numel())
         weight = nn.Parameter(torch.zeros(weights[first].shape, dtype=weights[first].dtype))
         weight.grad = torch.zeros_like(weight)
-        optimizer = module.optimizer_factories[network]([weight])
+        optimizer = build_optimizer(module, network, [weight])
         if isinstance(optimizer, LBFGS) or not (mine or keeps_moments(optimizer)):
             continue
-        (group, *_) = optimizer.state_dict()["param_groups"] if mine else saved["param_groups"]
+        (group,) = [group for group in saved["param_groups"] if first in group["params"]]
+        own = optimizer.state_dict()["param_groups"]
         # of another device than this copy's
-        group = {**group, **dict.fromkeys({"fused", "capturable"} & {*group}, False), "params": [0]}
+        off = dict.fromkeys({"fused", "capturable"} & {*group}, False)
+        groups = [{**(new if mine else group), **off, "params": new["params"]} for new in own]
         state = {0: deepcopy(held[first])}  # torch would step the tensors of the checkpoint
-        optimizer.load_state_dict({"state": state, "param_groups": [group]})
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         try:
             optimizer.step()
         except KeyError as error:
@@ -129,10 +133,10 @@ def apply_changes(module: Any, changed: Changes) -> None:
         changed: Of the whole configuration; keys of other parts act without help.
     """
     for optimizer, network in zip(module.trainer.optimizers, module.trained, strict=True):
-        of_schedule = module.scheduler_key(network)
-        if not _below(changed, module.optimizer_key(network)) and not _below(changed, of_schedule):
+        if network not in changed_schedules(module, changed):
             continue
-        fresh = module.optimizer_factories[network](module.weights(network))
+        of_schedule = module.scheduler_key(network)
+        fresh = build_optimizer(module, network)
         renew(optimizer, fresh)
         for config in module.trainer.lr_scheduler_configs:
             if config.scheduler.optimizer is optimizer:
@@ -181,6 +185,12 @@ def steps_of(schedule: Any) -> int:
     """Steps that a schedule has taken; a `ChainedScheduler` does not count, its parts do."""
     counted = schedule if hasattr(schedule, "last_epoch") else schedule._schedulers[0]
     return int(counted.last_epoch)
+
+
+def changed_schedules(module: Any, changed: Changes) -> list[str]:
+    """Networks whose schedules are made anew, as `apply_changes` does."""
+    keys = {n: (module.optimizer_key(n), module.scheduler_key(n)) for n in module.trained}
+    return [n for n, of in keys.items() if any(_below(changed, key) for key in of)]
 
 
 def _below(changed: Changes, key: str) -> Changes:

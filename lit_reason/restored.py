@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-from torch.optim import LBFGS, Adafactor, Optimizer
-
 from lit_reason.errors import ConfigError
-from lit_reason.networks import broken_weight
 
 CHANGED = "it was changed, or written by something else; take another of RUN_DIR/checkpoints"
 MOST = 2**63  # no run counts that far
@@ -20,6 +15,7 @@ START = {
     "cold_start": "start from its RUN_DIR/policy, with --model.backbone=Pretrained",
 }
 PROGRESS = ("epoch_progress", "epoch_loop.batch_progress")
+A_BATCH = 2**31  # more than any batch raises a number by
 
 
 def count(checkpoint: object, name: str) -> int:
@@ -128,7 +124,7 @@ def require_count(state: object, name: str, trained: int, more: bool = False) ->
         ConfigError: It is no such number.
     """
     value = count(state, name)
-    if value < trained or (value > trained and not more):
+    if not trained <= value <= (trained * A_BATCH if more else trained):
         raise ConfigError(
             f"ckpt_path: its {name} is {value}, and its loops have trained on {trained} batches; "
             f"{CHANGED}"
@@ -136,166 +132,37 @@ def require_count(state: object, name: str, trained: int, more: bool = False) ->
     return value
 
 
-def check_numbers(module: Any, checkpoint: Mapping[str, Any]) -> None:
-    """Refuses weights and moments from which no run could go on.
+def steps_taken(module: Any, checkpoint: Mapping[str, Any]) -> int:
+    """Steps of all optimizers together, after a look at every number of the loops.
 
     Args:
-        module: With its networks built.
-        checkpoint: With all its parts.
+        module: With its trainer, whose loops the checkpoint restores.
+        checkpoint: With its loops.
 
     Raises:
-        ConfigError: The first such number.
+        ConfigError: A part of the loops is none, or they have counted other steps.
     """
-    if broken := broken_weight(checkpoint["state_dict"]):
+    trained, loops = batches(checkpoint), checkpoint["loops"]["fit_loop"]
+    _check_progress(loops, module.trainer.fit_loop.state_dict(), "fit_loop")
+    if module.automatic_optimization:
+        counter = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+    else:
+        counter = loops["epoch_loop.manual_optimization.optim_step_progress"]
+    taken, counted = count(checkpoint, "global_step"), count(counter["total"], "completed")
+    if taken != counted or taken > trained * A_BATCH:
         raise ConfigError(
-            f"ckpt_path: holds weights that are not finite, the first in {broken}; take an earlier "
-            "one of RUN_DIR/checkpoints"
+            f"ckpt_path: its global_step is {taken}, and its loops have counted {counted} steps in "
+            f"{trained} batches; {CHANGED}"
         )
-    states = checkpoint["optimizer_states"]
-    check_moments(module, states)
-    noted = checkpoint.get("moments")  # older ones do not say
-    for network, number in note_moments(module, states).items():
-        if isinstance(noted, dict) and noted.get(network) != number:
-            raise ConfigError(
-                f"ckpt_path: holds moments of {number} weights of the {network}, and "
-                f"{noted.get(network)!r:.40} were written; {CHANGED}"
-            )
+    return taken
 
 
-def note_moments(module: Any, states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Weights of each network that have moments: none before its first step, and maybe not all.
-
-    Args:
-        module: With its networks built.
-        states: Of its optimizers; on ranks that write nothing they may be empty.
-    """
-    held = [len(state.get("state", ())) for state in states]
-    return dict(zip(module.trained, held, strict=False))
-
-
-def check_moments(module: Any, states: Any) -> None:
-    """Refuses moments of another shape than their weights, which fail in the middle of an update.
-
-    Args:
-        module: With its networks built.
-        states: Of its optimizers, as the checkpoint holds them.
-
-    Raises:
-        ConfigError: The first such moment, or something that is no state.
-    """
-    if not isinstance(states, list) or not all(_is_state(state) for state in states):
-        raise ConfigError(f"ckpt_path: its optimizer_states are no states of optimizers; {CHANGED}")
-    if len(states) != len(module.trained):
-        raise ConfigError(
-            f"ckpt_path: holds the states of {len(states)} optimizers, and this configuration "
-            f"trains {' and '.join(module.trained)}; give the one it was written with, "
-            "RUN_DIR/config.yaml, or take another of RUN_DIR/checkpoints"
-        )
-    for network, saved in zip(module.trained, states, strict=True):
-        weights = module.weights(network)
-        known = keeps_moments(module.optimizer_factories[network](weights))
-        names: set[str] = set()
-        for i, entries in saved["state"].items():
-            if not (type(i) is int and 0 <= i < len(weights) and isinstance(entries, dict)):
-                raise ConfigError(
-                    f"ckpt_path: holds a state of the {network}'s weight {i!r:.40}, and there are "
-                    f"{len(weights)}; {CHANGED}"
-                )
-            names = names or set(entries)
-            for name in sorted(names | set(entries)) if known else ():
-                if why := _fault(entries.get(name, "missing"), tuple(weights[i].shape)):
-                    raise ConfigError(
-                        f"ckpt_path: its {name} of the {network}'s weight {i} {why}; {CHANGED}"
-                    )
-
-
-def keeps_moments(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer is numbers, and tensors of the shape of each weight."""
-    of_torch = type(optimizer).__module__.startswith("torch.optim.")
-    return of_torch and not isinstance(optimizer, Adafactor | LBFGS)
-
-
-def _fault(moment: object, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with a moment of a weight of this shape."""
-    if moment is None:  # a momentum that has not begun
-        return None
-    if not isinstance(moment, Tensor | int | float):
-        return f"is {moment!r:.40}, no number"
-    if not isinstance(moment, Tensor):
-        return "is nan" if math.isnan(moment) else None
-    if moment.ndim and tuple(moment.shape) != shape:
-        return f"has shape {tuple(moment.shape)}, not {shape}"
-    return "is nan" if bool(moment.isnan().any()) else None
-
-
-def _is_state(state: Any) -> bool:
-    return isinstance(state, dict) and isinstance(state.get("state"), dict)
-
-
-def check_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses settings of optimizers that are none; to be called if the optimizers are the same.
-
-    Args:
-        module: With its networks built.
-        states: Of its optimizers, as the checkpoint holds them.
-
-    Raises:
-        ConfigError: The first such setting.
-    """
-    for network, saved in zip(module.trained, states, strict=True):
-        fresh = module.optimizer_factories[network](module.weights(network)).param_groups
-        given = saved.get("param_groups")
-        groups = given if isinstance(given, list) else []
-        held = [_weights_of(group) for group in groups]
-        if held != [len(group["params"]) for group in fresh]:
-            raise ConfigError(
-                f"ckpt_path: its param_groups of the {network} are not of its weights; {CHANGED}"
-            )
-        for group, own in zip(groups, fresh, strict=True):
-            wanted = {**own, "initial_lr": own["lr"]} if "lr" in own else own
-            for name in [name for name in wanted if name in group and name != "params"]:
-                if not _alike(group[name], wanted[name]):
-                    raise ConfigError(
-                        f"ckpt_path: its {name} of the {network} is {group[name]!r:.40}; {CHANGED}"
-                    )
-
-
-def check_schedules(module: Any, states: Any) -> None:
-    """Refuses states of other schedules; to be called if the schedules are the same.
-
-    Args:
-        module: With its schedules.
-        states: Of its schedules, as the checkpoint holds them.
-
-    Raises:
-        ConfigError: There are more or fewer, or something is no state.
-    """
-    scheduled = [n for n in module.trained if module.scheduler_factories[n] is not None]
-    whole = isinstance(states, list) and all(isinstance(state, dict) for state in states)
-    if not whole or len(states) != len(scheduled):
-        raise ConfigError(
-            f"ckpt_path: its lr_schedulers are not the states of {len(scheduled)} schedules; "
-            f"{CHANGED}"
-        )
-    for state in states:
-        if "last_epoch" in state:
-            count(state, "last_epoch")
-
-
-def _weights_of(group: Any) -> int | None:
-    """How many weights a group of settings is of."""
-    weights = group.get("params") if isinstance(group, dict) else None
-    return len(weights) if isinstance(weights, list) else None
-
-
-def _alike(value: Any, like: Any) -> bool:
-    """Whether a setting is of the kind of another: a switch, a finite number, or some of them."""
-    if like is None or isinstance(like, bool):
-        return value is None or isinstance(value, bool | int | float)
-    if isinstance(like, int | float | Tensor):
-        number = isinstance(value, int | float) or (isinstance(value, Tensor) and not value.ndim)
-        return number and math.isfinite(value)
-    if isinstance(like, list | tuple):
-        whole = isinstance(value, list | tuple) and len(value) == len(like)
-        return whole and all(_alike(v, w) for v, w in zip(value, like, strict=True))
-    return True
+def _check_progress(held: Any, fresh: Mapping[str, Any], name: str) -> None:
+    """Refuses parts of the loops that are unlike those which Lightning would begin with."""
+    if not isinstance(held, dict):
+        raise ConfigError(f"ckpt_path: its {name} is {held!r:.40}, not a dict; {CHANGED}")
+    for key, like in fresh.items():
+        if isinstance(like, dict):
+            _check_progress(held.get(key), like, key)
+        elif not isinstance(like, bool):
+            count(held, key)

@@ -93,5 +93,21 @@ def average(steps: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {k: torch.stack([s[k].float() for s in steps if k in s]).mean() for k in keys}
 
 
+def forget_logged(trainer: Any) -> None:
+    """Drops what was logged of the batch before.
+
+    Lightning keeps a value until the end of the epoch, and would write it again for a batch that
+    logs none of its own. To be called before any callback can log of the next batch.
+
+    Args:
+        trainer: It trains, evaluates or predicts.
+    """
+    if not trainer.training:
+        return
+    for item in trainer.fit_loop._results.values():
+        if item.is_tensor and not item.meta.on_epoch:
+            item.reset()
+
+
 def _across_ranks(key: str) -> str:
     return next((op for op in ("min", "max") if key.endswith(f"_{op}")), "mean")

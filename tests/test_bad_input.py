@@ -51,6 +51,16 @@ FLAGS = [
     ("--data.task.split=dev", r"data\.task\.split=dev: choose one of train, held_out"),
     ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
     ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
+    # sizes
+    (f"--data.groups_per_rollout={10**20}", r"group_size=4: must be at most 1048576 responses at"),
+    (f"--data.groups_per_round={10**20}", r"groups_per_round=1\d+ \* data\.group_size=4: must be"),
+    (f"--data.group_size={2**20}", r"groups_per_rollout=4 \* data\.group_size=1048576: must be at"),
+    (f"--data.val_samples={10**20}", r"data\.val_samples=1\d+: must be at most 1048576"),
+    (
+        f"--data.rollouts_per_epoch={10**20}",
+        r"rollouts_per_epoch=1\d+: must be at most 92233",
+    ),
+    (f"--model.logprob_chunk={10**20}", r"model\.logprob_chunk=1\d+: must be at most 92233"),
     # classes
     ("--model.advantage=GEA", r"model\.advantage=GEA: no class GEA; choose one of GAE, GroupRel"),
     ("--callbacks.mine=Mine", r"callbacks\.mine=Mine: no class Mine; choose one of CriticMonitor"),
@@ -211,18 +221,31 @@ FILES = [
     ("run_dir: {{RUN}}", r"line 1, column 11: a key is a list or a mapping; quote it"),
     ("? [1, 2]\n: 3", r"line 1, column 3: a key is a list or a mapping; quote it"),
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
+    ("a: &a [*a]", r"config=overlay\.yaml: an alias refers to itself; write it out"),
+    ("data: &a {task: *a}", r"config=overlay\.yaml: an alias refers to itself; write it out"),
+    ("a: " + "[" * 3000 + "]" * 3000, r"config=overlay\.yaml: not valid YAML, it is nested too"),
+    ('model: {backbone: {name: "a\\0b"}}', r"backbone\.name=a\\x00b: holds a null byte; remove"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
 ]
 
 
 @pytest.mark.usefixtures("no_model")
-@pytest.mark.parametrize(("content", "message"), FILES, ids=[str(content) for content, _ in FILES])
+@pytest.mark.parametrize(
+    ("content", "message"), FILES, ids=[str(content)[:60] for content, _ in FILES]
+)
 def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, capsys):
     content = content if isinstance(content, bytes) else content.encode()
     Path("overlay.yaml").write_bytes(content)
     line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml", "--run_dir=run")
     assert re.search(message, line), line
     assert not list(Path().rglob("run/*"))
+
+
+@pytest.mark.parametrize("key", ["run_dir", "ckpt_path"])
+def test_a_path_with_a_null_byte_is_one_line(key, capsys):
+    Path("overlay.yaml").write_text(f'{key}: "a\\0b"')
+    line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml")
+    assert line == rf"error: {key}=a\x00b: holds a null byte; remove it"
 
 
 def test_a_short_name_of_two_classes_is_one_line(capsys, monkeypatch, tmp_path):
@@ -376,6 +399,7 @@ def test_group_relative_advantages_of_single_responses_are_refused(capsys):
 BUGS = """
 from abc import abstractmethod
 import torch
+from torch.optim import AdamW
 from lightning.pytorch import Callback
 from lit_reason.advantages import Advantages, GroupRelative
 from lit_reason.aggregation import Aggregation
@@ -537,6 +561,18 @@ class Exits(Callback):
     def on_train_batch_end(self, *args):
         raise SystemExit(0)
 
+class Stops(Callback):
+    def on_train_batch_end(self, *args):
+        next(iter([]))
+
+class StopsInValidation(Callback):
+    def on_validation_batch_end(self, *args):
+        next(iter([]))
+
+class StopsOptimizer(AdamW):
+    def step(self, closure=None):
+        next(iter([]))
+
 class ExitsReward(Reward):
     def __call__(self, prompt, responses, verdicts):
         raise SystemExit(0)
@@ -604,6 +640,9 @@ PARTS = [
     ("data.engine=Engine", r"data\.engine: Engine raised TimeoutError: no answer \(at my_bugs\.py"),
     ("data.engine=Short", r"data\.engine=Short: returned \[\d, .*expected \d for each"),
     ("callbacks.x=Exits", r"callbacks\.x\.on_train_batch_end: SystemExit: 0 \(at my_bugs\.py:\d"),
+    ("callbacks.x=Stops", r"callbacks\.x\.on_train_batch_end: StopIteration: .*\(at my_bugs\.py:"),
+    ("callbacks.x=StopsInValidation", r"x\.on_validation_batch_end: StopIteration: .*\(at my_b"),
+    ("model.actor_optimizer=StopsOptimizer", r"optimizer\.step: StopIteration: .*\(at my_bugs"),
     ("data.rewards.x=ExitsReward", r"data\.rewards\.x: ExitsReward raised SystemExit: 0 \(at my_b"),
     ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
     ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
@@ -746,6 +785,7 @@ SLOTS = [
         r"actor_optimizer=LBFGS: needs a clos",
     ),
     ("ppo", "--model.actor_optimizer.lr=-1", r"model\.actor_optimizer: Invalid learning rate: -1"),
+    ("ppo", "--model.actor_optimizer.lr=1e400", r"model\.actor_optimizer\.lr=inf: must be finite"),
     (
         "grpo",
         "--model.policy.aggregation=ConstantLength",
@@ -830,6 +870,7 @@ COLD = [
         "--model.backbone.alphabet=0123456789",
         r"model\.backbone: .*extend model\.backbone\.alphabet",
     ),
+    (f"--data.batch_size={10**20}", r"data\.batch_size=1\d+: must be at most 1048576 responses"),
     ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
     ("--model.optimizer.lr=-1", r"model\.optimizer: Invalid learning rate: -1"),
     (

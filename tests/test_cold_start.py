@@ -14,7 +14,7 @@ from lit_reason.cli import run
 from scripts.kill_test import differences
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.test_checkpoint_files import names
-from tests.test_restored import DAMAGED, given, tamper, without
+from tests.test_restored import DAMAGED, MISTAKES, given, tamper, without
 
 FEW = {
     "trainer.max_epochs": 2,
@@ -94,6 +94,14 @@ def test_settings_given_on_resuming_apply_and_the_schedule_is_that_of_a_new_run(
     saved = torch.load(LAST, weights_only=True)
     assert saved["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.5
     assert saved["lr_schedulers"][0]["last_epoch"] == 6
+
+
+@pytest.mark.parametrize("flag", MISTAKES)
+def test_a_mistake_that_is_given_on_resuming_is_not_blamed_on_the_checkpoint(
+    flag, continued, capsys
+):
+    line = fails(capsys, *continued, f"--model.{flag}")
+    assert line == f"error: model.{MISTAKES[flag]}"
 
 
 def test_another_optimizer_is_one_line(continued, capsys):

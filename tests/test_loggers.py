@@ -9,12 +9,16 @@ import pytest
 import yaml
 
 from lit_reason.callbacks.samples import COLUMNS
+from lit_reason.cli import run
 from lit_reason.errors import ConfigError
 from lit_reason.jsonl import append_rows
 from lit_reason.loggers import MetricsFile
 from lit_reason.report.history import read_run
 from lit_reason.report.wandb_files import read_offline
 from tests.conftest import SMALL, fit, tiny
+from tests.test_cold_start import ARGS
+
+COLD_START = [*ARGS, "--trainer.max_epochs=1"]
 
 
 def rows_of(run_dir):
@@ -32,6 +36,34 @@ def log(run_dir, *rows):
 
 def steps(run_dir):
     return [int(row["step"]) for row in rows_of(run_dir)]
+
+
+LOGS_ONCE = """
+from lightning.pytorch import Callback
+
+class LogsOnce(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.log("mine/every", float(batch_idx), batch_size=1)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == 0:
+            self.log("mine/once", 1.0, batch_size=1)
+        self.log("mine/epoch", 1.0, on_step=False, on_epoch=True, batch_size=1)
+"""
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
+def test_what_one_rollout_logs_does_not_stand_for_the_next(subcommand, monkeypatch, tmp_path):
+    """As `entropy/correct` of a rollout without a correct response."""
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("logs_once.py").write_text(LOGS_ONCE)
+    own = [*tiny("grpo"), *SMALL] if subcommand == "fit" else COLD_START
+    run([subcommand, *own, "--callbacks.x=logs_once.LogsOnce", "--run_dir=run"])
+    rows = [row for row in rows_of(Path("run")) if row["mine/every"]]
+    assert [row["mine/every"] for row in rows] == ["0.0", "1.0"]
+    assert [row["mine/once"] for row in rows] == ["1.0", ""]
+    assert "1.0" in [row["mine/epoch"] for row in rows_of(Path("run"))]
+    assert read_run(Path("run")).get("mine/once").values == [1.0]
 
 
 def test_a_row_is_on_disk_as_soon_as_it_is_logged(tmp_path):

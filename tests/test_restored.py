@@ -2,14 +2,22 @@
 
 import re
 import shutil
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from torch import nn, optim
+from torch.optim import lr_scheduler as lr
 
 from lit_reason.cli import run
-from lit_reason.errors import ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.overrides import check_state
+from lit_reason.restored_states import check_moments, settle_groups, settle_schedules
 from tests.conftest import SMALL, fails, fit, tiny
 
 GRPO = [
@@ -84,7 +92,19 @@ def nan_weight(saved):
     next(iter(saved["state_dict"].values()))[0] = torch.nan
 
 
+def negative(saved):
+    saved["optimizer_states"][0]["state"][3]["exp_avg_sq"].neg_()
+
+
+def infinite(name):
+    def change(saved):
+        saved["optimizer_states"][0]["state"][3][name].fill_(torch.inf)
+
+    return change
+
+
 FIRST = ("optimizer_states", 0)
+STEPS = ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress")
 PROGRESS = ("loops", "fit_loop", "epoch_loop.batch_progress")
 # of the kinds of training alike
 DAMAGED = {
@@ -109,15 +129,39 @@ DAMAGED = {
     "its loops hold no epoch_progress.current": given({}, "loops"),
     "its loops hold no epoch_loop.batch_progress.total": without(*PROGRESS, "total"),
     "its processed is 'x', expected a count": given("x", *PROGRESS, "total", "processed"),
-    "is damaged, or no checkpoint of a run (AttributeError": given(
-        3, "loops", "fit_loop", "state_dict"
+    "its state_dict is 3, not a dict": given(3, "loops", "fit_loop", "state_dict"),
+    "its step of the actor's weight 3 is negative": moment(torch.tensor(-1.0), "step"),
+    "its step of the actor's weight 3 is 1e+30, and": moment(1e30, "step"),
+    "its param_groups of the actor are not of its weights; it was": given(
+        [0] * 38, *FIRST, "param_groups", 0, "params"
     ),
+    "optimizer are none (Invalid learning rate: -1.0)": setting(-1.0, "lr"),
+    "its last_epoch is None, expected a count": of_schedules([{}]),
+    "its last_epoch is 1000000000000000, expected a count": of_schedules([{"last_epoch": 10**15}]),
+    "its lr_schedulers hold a 'step'": given("x", "lr_schedulers", 0, "step"),
+    "its global_step is 'x', expected a count": given("x", "global_step"),
+    "its moments are 3, not a dict": given(3, "moments"),
     "its loops are a list, not a dict": given([], "loops"),
     "its callbacks are a list, not a dict": given([], "callbacks"),
     "holds no callbacks, the states of callbacks": without("callbacks"),
     "holds no loops, the epoch": without("loops"),
 }
 REFUSED = {
+    "its exp_avg_sq of the actor's weight 3 is negative": negative,
+    "its exp_avg_sq of the actor's weight 3 is infinite": infinite("exp_avg_sq"),
+    "its exp_avg of the actor's weight 3 is infinite": infinite("exp_avg"),
+    "its exp_avg of the actor's weight 3 has shape ()": moment(0.5),
+    "its step of the actor's weight 3 is infinite": moment(torch.tensor(torch.inf), "step"),
+    "its step of the actor's weight 3 is 5.0, and its run has taken 4 steps": moment(5, "step"),
+    "optimizer are none (Invalid epsilon value: -1)": setting(-1, "eps"),
+    "optimizer are none (Invalid beta parameter at index 0: 5.0)": setting((5.0, 7.0), "betas"),
+    "its lr_schedulers hold a 'optimizer'": given("x", "lr_schedulers", 0, "optimizer"),
+    "its _last_lr of a schedule is 'x'": given("x", "lr_schedulers", 0, "_last_lr"),
+    "its actor is 'x', expected a count": given({"actor": "x"}, "nonfinite"),
+    "its nonfinite is 3, not a dict": given(3, "nonfinite"),
+    "its global_step is 5, and its loops have counted 4 steps": given(5, "global_step"),
+    "its completed is 'x', expected a count": given("x", *STEPS, "total", "completed"),
+    f"its cursor is {10**18}, and its loops": given(10**18, "RolloutDataModule", "cursor"),
     "its exp_avg of the actor's weight 0 has shape": wrong_moment,
     "holds a state of the actor's weight 999, and there are": wrong_weight,
     "its optimizer_states are no states of optimizers": given([1], "optimizer_states"),
@@ -153,6 +197,145 @@ def test_a_checkpoint_from_which_a_run_would_not_go_on_is_one_line(message, copi
     line = fails(capsys, "fit", *GRPO, f"--ckpt_path={copied}", *end)
     assert message in line
     assert Path("run/config.yaml").read_bytes() == before
+
+
+def test_what_the_configuration_says_is_not_taken_from_the_checkpoint(copied):
+    def change(saved):
+        saved["optimizer_states"][0]["param_groups"][0]["maximize"] = True
+        saved["lr_schedulers"][0]["total_iters"] = -3
+
+    tamper(copied, change)
+    fit(*GRPO, f"--ckpt_path={copied}", "--trainer.max_epochs=2")
+    saved = torch.load(copied, weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["maximize"] is False
+    assert saved["lr_schedulers"][0]["total_iters"] == 5
+    assert saved["lr_schedulers"][0]["last_epoch"] == 4
+
+
+# --- states that runs do write, of which none may be refused --------------------------------------
+
+OPTIMIZERS = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD with momentum": partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "Adafactor": optim.Adafactor,
+    "Adagrad": optim.Adagrad,
+    "RMSprop": partial(optim.RMSprop, centered=True, momentum=0.5),
+    "Rprop": optim.Rprop,
+    "NAdam": partial(optim.NAdam, decoupled_weight_decay=True),
+    "ASGD": optim.ASGD,
+    "Adamax": optim.Adamax,
+    "RAdam": optim.RAdam,
+    "Adadelta": optim.Adadelta,
+    "AdamW, amsgrad": partial(optim.AdamW, amsgrad=True),
+    "AdamW, fused": partial(optim.AdamW, fused=True),
+    "AdamW, foreach": partial(optim.AdamW, foreach=True),
+    "rates as tensors": partial(optim.AdamW, lr=torch.tensor(0.1), foreach=False),
+    "groups": lambda w: optim.AdamW([{"params": w[:1]}, {"params": w[1:], "weight_decay": 0.5}]),
+}
+
+
+def sequence(optimizer):
+    parts = [
+        lr.LinearLR(optimizer),
+        lr.CosineAnnealingLR(optimizer, 3),
+        lr.ExponentialLR(optimizer, 0.9),
+    ]
+    return lr.SequentialLR(optimizer, parts, milestones=[2, 6])
+
+
+def chain(optimizer):
+    return lr.ChainedScheduler([lr.LinearLR(optimizer), lr.MultiStepLR(optimizer, [1, 1, 4])])
+
+
+KINDS = {
+    "OneCycleLR": partial(lr.OneCycleLR, max_lr=0.1, total_steps=9),
+    "MultiStepLR": partial(lr.MultiStepLR, milestones=[1, 1, 4]),
+    "LambdaLR": partial(lr.LambdaLR, lr_lambda=lambda n: 0.5**n),
+    "MultiplicativeLR": partial(lr.MultiplicativeLR, lr_lambda=lambda n: 0.5),
+    "restarts": partial(lr.CosineAnnealingWarmRestarts, T_0=2, T_mult=2),
+    "CyclicLR": partial(lr.CyclicLR, base_lr=0.01, max_lr=0.1, cycle_momentum=False),
+    "to 0": partial(lr.LinearLR, start_factor=0.3, end_factor=0.0, total_iters=7),
+    "SequentialLR": sequence,
+    "ChainedScheduler": chain,
+}
+
+
+def stand_in(optimizer, schedule=None):
+    """A module of two weights, its trained state after 8 steps, and the same as it would begin."""
+    weights = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
+    return SimpleNamespace(
+        trained=["actor"],
+        weights=lambda network: weights,
+        optimizer_factories={"actor": optimizer},
+        scheduler_factories={"actor": schedule},
+        optimizer_key=lambda network: "model.actor_optimizer",
+        scheduler_key=lambda network: "model.actor_scheduler",
+    )
+
+
+def trained_states(module, steps=8):
+    """What a checkpoint holds after some steps."""
+    weights = module.weights("actor")
+    optimizer = build_optimizer(module, "actor", weights)
+    schedule = build_schedule(module, "actor", optimizer)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    states = [optimizer.state_dict()], [] if schedule is None else [schedule.state_dict()]
+    torch.save(states, "states.pt")
+    return torch.load("states.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        *((kind, None) for kind in OPTIMIZERS),
+        *(("AdamW, foreach", kind) for kind in KINDS),
+        ("SGD with momentum", "OneCycleLR"),
+        ("Adafactor", "LambdaLR"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1, 7, 8])
+def test_states_that_a_run_writes_are_taken_as_they_are(optimizer, schedule, steps):
+    module = stand_in(OPTIMIZERS[optimizer], KINDS.get(schedule))
+    states, schedules = trained_states(module, steps)
+    before = deepcopy(states[0]["param_groups"]), str(schedules)
+    check_moments(module, states, steps)
+    settle_groups(module, states)
+    check_state(module, states, {})
+    settle_schedules(module, schedules, steps)
+    assert (states[0]["param_groups"], str(schedules)) == before
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_second_moments_of_no_optimizer_are_negative_and_none_is_infinite(kind):
+    module = stand_in(OPTIMIZERS[kind])
+    states, _ = trained_states(module)
+    for name, value in states[0]["state"].get(0, {}).items():
+        if value is None:
+            continue
+        changed = deepcopy(states)
+        changed[0]["state"][0][name] = torch.full_like(torch.as_tensor(value), torch.inf)
+        with pytest.raises(ConfigError, match=f"its {name} of the actor's weight 0 is infinite"):
+            check_moments(module, changed, 8)
+
+
+MISTAKES = {  # what a new run would say
+    "optimizer.lr=-1": "optimizer: Invalid learning rate: -1.0",
+    "optimizer.lr=1e400": "optimizer.lr=inf: must be finite",
+    "optimizer.weight_decay=1e400": "optimizer.weight_decay=inf: must be finite",
+    "optimizer.betas=[0.5, 1.6]": "optimizer: Invalid beta parameter at index 1: 1.6",
+}
+
+
+@pytest.mark.parametrize("flag", MISTAKES)
+def test_a_mistake_that_is_given_on_resuming_is_not_blamed_on_the_checkpoint(flag, copied, capsys):
+    on = ["--config=run/config.yaml", "--run_dir=run", "--ckpt_path=last", f"--model.actor_{flag}"]
+    line = fails(capsys, "fit", *on, "--trainer.max_epochs=2")
+    assert line == f"error: model.actor_{MISTAKES[flag]}"
 
 
 def test_an_optimizer_that_took_no_step_yet_has_no_moments_to_miss():
