@@ -17,6 +17,8 @@ from lit_reason.given import flags, read_config
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
 CONFIG = "config.yaml"
+# set by whatever starts the processes of a run, before Lightning knows them
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 
 
 def choose_run_dir(run_dir: str | None, subcommand: str, ckpt_path: str | None) -> str:
@@ -67,6 +69,8 @@ def hold(run_dir: str) -> None:
         OSError: It cannot be opened.
     """
     let_go()
+    if any(os.environ.get(name, "0") != "0" for name in RANKS):
+        return  # the first process of the first node holds it for all
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
