@@ -17,14 +17,14 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from lit_reason.errors import in_one_line
 from lit_reason.files import replacing
 from lit_reason.report.ablation import Ablation, Result
-from lit_reason.report.child import exit_on_signals
+from lit_reason.report.child import exit_on_signals, saying_how_to_continue
 from lit_reason.report.critic import read_curves
 from lit_reason.report.history import Series, read_run
 from lit_reason.report.sweep import Sweep
@@ -82,18 +82,15 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("extra", nargs="*", help="after --: arguments of every run")
     given = parser.parse_args(args)
     rows = []
-    try:
-        with in_one_line():
-            for setting in given.settings:
-                ablation = study(setting, given.out, given.seeds, given.extra)
-                for result in ablation.run():
-                    print(
-                        f"{setting} {result.point} seed {result.seed}: {result.status}", flush=True
-                    )
+    with in_one_line(), saying_how_to_continue():
+        for setting in given.settings:
+            ablation = study(setting, given.out, given.seeds, given.extra)
+            with closing(ablation.run()) as ended:
+                for result in ended:
+                    line = f"{setting} {result.point} seed {result.seed}: {result.status}"
+                    print(line, flush=True)
                     if result.status == "finished":
                         rows.append(measure(ablation, result, setting))
-    except KeyboardInterrupt:
-        sys.exit(130)
     if not rows:
         parser.exit(1, f"error: every run failed, see {given.out}/*/*/*/log.txt\n")
     with in_one_line():

@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from lit_reason.errors import ConfigError, in_one_line
 from lit_reason.report.ablation import Ablation, Result
-from lit_reason.report.child import exit_on_signals
+from lit_reason.report.child import exit_on_signals, saying_how_to_continue
 from lit_reason.report.comparison import write_comparison
 from lit_reason.report.provenance import mixed
 from lit_reason.report.sweep import read_sweep
@@ -92,21 +92,15 @@ def run(ablation: Ablation, jobs: int) -> list[Result]:
     total = len(ablation.runs())
     started = time.monotonic()
     bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), disable=not on_terminal())
-    try:
-        # closed here, the children have ended before anything is said
-        with bar, closing(ablation.run(jobs)) as ended:
-            task = bar.add_task(ablation.sweep.name, total=total - before)
-            for result in ended:
-                results.append(result)
-                seconds, done = time.monotonic() - started, len(results) - before
-                left = remaining(seconds, done, total - len(results))
-                print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
-                bar.update(task, completed=max(done, 0))
-    except (KeyboardInterrupt, SystemExit) as stop:
-        with suppress(OSError):  # the terminal may be gone
-            text = "stopped; the same command continues with the runs that were under way"
-            print(text, file=sys.stderr, flush=True)
-        sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
+    # closed inside, the children have ended before anything is said
+    with saying_how_to_continue(), bar, closing(ablation.run(jobs)) as ended:
+        task = bar.add_task(ablation.sweep.name, total=total - before)
+        for result in ended:
+            results.append(result)
+            seconds, done = time.monotonic() - started, len(results) - before
+            left = remaining(seconds, done, total - len(results))
+            print(f"[{len(results)}/{total}] {describe(result, ablation)}{left}", flush=True)
+            bar.update(task, completed=max(done, 0))
     return results
 
 

@@ -3,6 +3,10 @@
 import csv
 import json
 import runpy
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -77,3 +81,18 @@ def test_a_folder_with_other_results_is_refused_in_one_line(out, capsys):
         SCRIPT["main"](["--seeds", "0", "--out", str(out), "--", "--seed_everything=3"])
     assert stop.value.code == 2
     assert "holds the result of another command" in capsys.readouterr().err
+
+
+def test_a_signal_ends_it_with_a_line_that_says_how_to_go_on(tmp_path):
+    command = [sys.executable, ROOT / "scripts" / "critic_bias.py", "--out", tmp_path / "out"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("out/*/*/*/log.txt")) and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said == "stopped; the same command continues with the runs that were under way\n"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,18 @@ def exit_on_signals() -> None:
 
     for number in numbers:
         signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def saying_how_to_continue() -> Iterator[None]:
+    """Around a loop over runs that a second call skips: says so where a signal ends it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            text = "stopped; the same command continues with the runs that were under way"
+            print(text, file=sys.stderr, flush=True)
+        sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
 
 
 def _end_with_parent() -> None:

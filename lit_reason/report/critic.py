@@ -113,7 +113,8 @@ def draw_critic(run: Run, rows: Sequence[Row], path: Path) -> None:
             plot.draw(axes, run, some)
         # a name may hold characters that matplotlib takes for mathematics
         name = run.name.replace("$", r"\$")
-        figure.suptitle(f"Critic of {name} · {run.rollouts} rollouts", fontsize=12)
+        plural = "" if run.rollouts == 1 else "s"
+        figure.suptitle(f"Critic of {name} · {run.rollouts} rollout{plural}", fontsize=12)
         handles = [*legend([run]), *_of_curves(some)]
         figure.legend(handles=handles, loc="outside lower center", ncols=5)
         with replacing(path) as partial:
