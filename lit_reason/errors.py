@@ -157,7 +157,7 @@ def masked(text: str, given: Iterable[tuple[str, str]] = ()) -> str:
     Example:
         >>> masked("engine.token=a, b: no such key; {'password': 'c'}; max_tokens=3")
         "engine.token=…: no such key; {'password': …}; max_tokens=3"
-        >>> masked("Got value: a b", [("engine.password", "a b")])
+        >>> masked("Got value: a bc", [("engine.password", "a bc")])
         'Got value: …'
     """
     for key, value in given:

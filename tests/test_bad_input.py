@@ -90,10 +90,8 @@ FLAGS = [
         r"minibatch_size=7 does not divide .*one of 1, 2, 4, 8, 16",
     ),
     ("--model.update.micro_batch_tokens=0", r"update\.micro_batch_tokens=0"),
-    (
-        "--data.groups_per_rollout=99999999999999999999",
-        r"minibatch_size=\d+ does not divide .*, \.\.\.",
-    ),
+    ("--data.groups_per_rollout=155925", r"minibatch_size=\d+ does not divide .*, \.\.\."),
+    ("--data.groups_per_rollout=99999999999999999999", r"=\d+: must be at most 1048576 responses"),
     ("--model.update.micro_batch_size=3", r"micro_batch_size=3 does not divide .*of 1, 2, 4, 8$"),
     ("--callbacks.value_warmup.rollouts=0", r"callbacks\.value_warmup\.rollouts=0: must be at lea"),
     ("--data.task.limit=0", r"data\.task\.limit=0: must be at least 1"),
@@ -596,7 +594,7 @@ class Clears(Reward):
         return []
 """
 PARTS = [
-    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:16\)"),
+    ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:17\)"),
     ("data.rewards.x=Abstract", r"data\.rewards\.x=\S*Abstract: is abstract; .*Correctness"),
     ("model.advantage=Flat", r"Flat: advantages has shape \(16,\), expected \(16, \d+\)"),
     ("model.advantage=Floats", r"advantage=Floats: stats\['x'\] is 1\.0, expected a tensor of"),
@@ -604,11 +602,11 @@ PARTS = [
     ("model.advantage=NoReturns", r"model\.value=null: model\.advantage=NoReturns needs a critic"),
     ("model.advantage=Bare", r"advantage=Bare: returned a Tensor, expected Advantages\(advantages"),
     ("model.policy.aggregation=Count", r"policy\.aggregation=Count: the count is 3, expected a"),
-    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:24\)"),
+    ("model.terms.x=Loss", r"model\.terms\.x: Loss raised RuntimeError: .*\(at my_bugs\.py:25\)"),
     ("model.terms.x=Mask", r"model\.terms\.x=Mask: the mask is of torch\.float32, expected torch"),
     ("model.terms.x=Stats", r"model\.terms\.x=Stats: stats\['x'\] is 1\.0, expected a tensor of"),
     ("data.task=Unsaid", r"data\.task: Unsaid raised TypeError: a verdict must be True or False"),
-    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:28"),
+    ("data.group_filter=Filter", r"data\.group_filter: Filter raised TypeError: .*my_bugs\.py:29"),
     ("data.group_filter=Rows", r"Rows: the decision has shape \(4, 4\), expected \(4,\)"),
     ("callbacks.x=Raises", r"callbacks\.x\.on_train_batch_start: KeyError: 'key' \(at my_bugs\.py"),
     (
