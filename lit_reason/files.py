@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -164,6 +165,20 @@ class _Remembering:
     def flush(self) -> None:
         """As of the file."""
         self.file.flush()
+
+
+def take_lock(descriptor: int) -> bool:
+    """Locks an open file or folder; says whether it could, as no other process holds it.
+
+    The system lets go of it when it is closed or this process ends, also after a kill.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have no locks
+        pass
+    return True
 
 
 def give_usual_mode(path: Path) -> None:

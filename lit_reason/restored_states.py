@@ -169,10 +169,6 @@ def _is_state(state: Any) -> bool:
     return isinstance(state, dict) and isinstance(state.get("state"), dict)
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def settle_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
     """Refuses settings of optimizers that are none; to be called if the optimizers are the same.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import write_text
+from lit_reason.files import take_lock, write_text
 from lit_reason.given import flags, read_config
 
 RUN_DIR_VARIABLE = "LIT_REASON_RUN_DIR"
@@ -72,18 +71,13 @@ def hold(run_dir: str) -> None:
     if any(os.environ.get(name, "0") != "0" for name in RANKS):
         return  # the first process of the first node holds it for all
     descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
+    _held.append(descriptor)
+    if not take_lock(descriptor):
+        let_go()
         raise ConfigError(
             f"run_dir={run_dir}: a run is under way in it; wait until it ends or stop it, or "
             "choose another --run_dir"
-        ) from error
-    except OSError:  # not every file system has locks
-        os.close(descriptor)
-        return
-    _held.append(descriptor)
+        )
 
 
 def let_go() -> None:

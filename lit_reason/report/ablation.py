@@ -9,7 +9,6 @@ what failed is run again.
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import re
 import shutil
@@ -21,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lit_reason.errors import ConfigError
-from lit_reason.files import replacing, write_text
+from lit_reason.files import replacing, take_lock, write_text
 from lit_reason.given import read_configs
 from lit_reason.report.child import Child, end, start
 from lit_reason.report.curves import Curve, curve_of, write_curves
@@ -322,11 +321,4 @@ def hold(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        free = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        except OSError:  # some network file systems have no locks
-            pass
-        yield free
+        yield take_lock(file.fileno())
