@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -118,23 +120,27 @@ def keep_own_files(trainer: Any, states: dict[str, Any]) -> None:
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
             folder, suffix = str(callback.dirpath), callback.FILE_EXTENSION
-            states[callback.state_key] = own_files(states[callback.state_key], folder, suffix)
+            there = partial(callback.file_exists, trainer=trainer)
+            state = own_files(states[callback.state_key], folder, suffix, there)
+            states[callback.state_key] = ranked(state, callback.mode)
 
 
-def own_files(state: Any, folder: str, suffix: str) -> dict[str, Any]:
+def own_files(state: Any, folder: str, suffix: str, there: Callable[[str], bool]) -> dict[str, Any]:
     """The state of a `ModelCheckpoint`, its files those of the same names in a folder.
 
-    The folder may have moved since, or be another run's that begins from the checkpoint. The files
-    need not be there.
+    The folder may have moved since, or be another run's that begins from the checkpoint. A file
+    that is not there is none of the best, or a run without it would wait for a better score.
 
     Args:
         state: As the checkpoint holds it.
         folder: Where the callback writes.
         suffix: How its files end.
+        there: Whether a file exists.
 
     Example:
-        >>> own_files({"dirpath": "old", "best_model_path": "old/best.ckpt"}, "new", ".ckpt")
-        {'dirpath': 'old', 'best_model_path': 'new/best.ckpt', ...}
+        >>> saved = {"dirpath": "old", "best_model_path": "old/best.ckpt"}
+        >>> own_files(saved, "new", ".ckpt", there=bool)
+        {'dirpath': 'new', 'best_model_path': 'new/best.ckpt', ...}
 
     Raises:
         ConfigError: A file lies elsewhere, or is no checkpoint.
@@ -154,7 +160,40 @@ def own_files(state: Any, folder: str, suffix: str) -> dict[str, Any]:
 
     named = {name: own(name, state.get(name, "")) for name in NAMED_FILES}
     best = {own("best_k_models", path): score for path, score in best.items()}
-    return {**state, **named, "best_k_models": best}
+    kept = {path: score for path, score in best.items() if path and there(path)}
+    return {**state, **named, "dirpath": folder, "best_k_models": kept}
+
+
+def ranked(state: dict[str, Any], mode: str) -> dict[str, Any]:
+    """The state of a `ModelCheckpoint` with the best and the worst of the files that it keeps.
+
+    Args:
+        state: With the scores of its files, of which some that it once kept may be gone.
+        mode: `"max"` where a higher score is better, or `"min"`.
+
+    Example:
+        >>> scores = {"a.ckpt": torch.tensor(0.5), "b.ckpt": torch.tensor(0.7)}
+        >>> ranked({"best_k_models": scores}, "max")["kth_best_model_path"]
+        'a.ckpt'
+
+    Raises:
+        ConfigError: A score is no number.
+    """
+    scores = state["best_k_models"]
+    for path, score in scores.items():
+        if not (isinstance(score, torch.Tensor) and score.numel() == 1):
+            raise ConfigError(f"ckpt_path: the score of {path} is {score!r:.40}; {CHANGED}")
+    if not scores:
+        return state
+    ends = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
+    worst, best = ends if mode == "max" else ends[::-1]
+    return {
+        **state,
+        "kth_best_model_path": worst,
+        "kth_value": scores[worst],
+        "best_model_path": best,
+        "best_model_score": scores[best],
+    }
 
 
 def _moved(path: Any, written: Any, folder: str, suffix: str) -> str | None:

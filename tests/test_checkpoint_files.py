@@ -114,3 +114,57 @@ def test_a_folder_that_moved_or_lost_files_is_continued(where, tmp_path):
     assert (
         torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["policy_version"] == 2
     )
+
+
+def best(folder):
+    """Names of the checkpoints of the best validation."""
+    return sorted(path.name for path in (folder / "checkpoints").glob("best_*.ckpt"))
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_folder_that_moved_keeps_one_best_checkpoint():
+    (held,) = best(Path("run"))
+    folder = Path("run").rename("elsewhere")
+    path = folder / "checkpoints" / "last.ckpt"
+    tamper(path, scores(torch.tensor(2.0)))  # no later validation is better
+    fit(*GRPO, *ON, run_dir=folder)
+    assert best(folder) == [held]
+    tamper(path, scores(torch.tensor(-1.0)))  # any is
+    fit(*GRPO, *ON[:1], "--trainer.max_epochs=3", run_dir=folder)
+    assert best(folder) == ["best_00003.ckpt"]
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_best_checkpoint_that_is_gone_is_none_to_beat():
+    tamper(LAST, scores(torch.tensor(2.0)))
+    for path in Path("run/checkpoints").glob("best_*.ckpt"):
+        path.unlink()
+    fit(*GRPO, *ON)
+    assert best(Path("run")) == ["best_00002.ckpt"]
+
+
+def scores(value):
+    """Gives every best checkpoint a score."""
+
+    def change(saved):
+        for key, state in saved["callbacks"].items():
+            if "Checkpoint" in key and state["best_k_models"]:
+                state["best_k_models"] = dict.fromkeys(state["best_k_models"], value)
+                state["kth_value"] = state["best_model_score"] = value
+
+    return change
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("score", ["high", torch.ones(3), None])
+def test_a_score_that_cannot_be_is_one_line(score, capsys):
+    tamper(LAST, scores(score))
+    line = fails(capsys, "fit", *GRPO, *ON, "--run_dir=run")
+    assert "ckpt_path: the score of run/checkpoints/best_00001.ckpt is " in line
+
+
+@pytest.mark.usefixtures("copied")
+def test_the_worst_of_the_best_is_found_by_the_scores():
+    tamper(LAST, names("kth_best_model_path", "run/checkpoints/other.ckpt"))
+    fit(*GRPO, *ON)
+    assert len(best(Path("run"))) == 1
