@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 import warnings
+from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,6 +98,9 @@ Sections = dict[str, type]
 REASON: Sections = {"model": ReasonModule, "data": RolloutDataModule}
 COLD_START: Sections = {"model": ColdStart, "data": Demonstrations}
 LIGHTNING = Path(lightning.__file__).parent
+
+# the default of `Timer.interval` is an enum although its type is a string
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, x: dumper.represent_data(x.value))
 
 
 class ReasonParser(LightningArgumentParser):

@@ -99,7 +99,18 @@ class StopSignals(Callback):
         if threading.current_thread() is threading.main_thread() and not self.earlier:
             self.earlier = {number: signal.signal(number, self._handle) for number in SIGNALS}
 
-    on_train_start = on_sanity_check_start  # of a run without a sanity check
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets callbacks end a run, as `EarlyStopping` does, where the epoch ends.
+
+        Lightning would cut the epoch and count it as a whole one, so that a run that continues
+        goes on without the rest of it.
+        """
+        trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, trainer.current_epoch + 1)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins with the signals, if there was no sanity check, and in the middle of an epoch."""
+        self.on_sanity_check_start(trainer, pl_module)
+        self.on_train_epoch_start(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes them over for the evaluation after the last epoch too, unless it is not wanted."""

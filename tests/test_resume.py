@@ -54,6 +54,10 @@ class Starting(Callback):
         if trainer.training and stage == "rollout":
             os.kill(os.getpid(), signal.SIGTERM)
 
+class Enough(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        trainer.should_stop |= module.policy_version == 1
+
 class Third(Callback):
     def on_stage(self, trainer, stage):
         if trainer.lightning_module.policy_version == 3 and stage == "scoring":
@@ -382,6 +386,24 @@ def test_a_run_whose_time_is_up_ends_with_its_epoch_and_goes_on_as_one_without_a
     assert versions()["last.ckpt"] == 2  # it counts over all parts of the run
     fit(*args, "--trainer.max_time={hours: 1}", "--ckpt_path=last")
     assert compare(Path("whole"), Path("run"), rollouts=4) == []
+
+
+@pytest.mark.usefixtures("own_parts")
+@pytest.mark.parametrize("stopper", ["callback_that_dies.Enough", "EarlyStopping", "Timer"])
+def test_a_callback_ends_a_run_with_its_epoch(stopper):
+    args = [*arguments("grpo", rollouts=6), "--data.rollouts_per_epoch=3"]
+    args += ["--trainer.max_epochs=2", "--trainer.val_check_interval=1"]
+    how = [f"--callbacks.enough={stopper}"]
+    if stopper == "EarlyStopping":
+        how += ["--callbacks.enough.monitor=val/accuracy", "--callbacks.enough.patience=1"]
+        how += ["--callbacks.enough.divergence_threshold=2", "--callbacks.enough.mode=max"]
+    elif stopper == "Timer":
+        how += ["--callbacks.enough.duration={milliseconds: 1}"]
+    fit(*args, run_dir="whole")
+    fit(*args, *how)
+    assert versions()["last.ckpt"] == 3
+    fit(*args, "--ckpt_path=last")
+    assert compare(Path("whole"), Path("run"), rollouts=6) == []
 
 
 @pytest.mark.usefixtures("own_parts")
