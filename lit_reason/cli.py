@@ -54,13 +54,21 @@ from lit_reason.errors import (
     ConfigWarning,
     build_placed,
     call_ending_no_loop,
-    masked,
     place_of,
     printable,
     users_mistake,
 )
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
-from lit_reason.given import FAMILIES, check_nul, flags, full_key, leaves, read_configs, settings
+from lit_reason.given import (
+    FAMILIES,
+    check_nul,
+    check_secrets,
+    flags,
+    full_key,
+    leaves,
+    read_configs,
+    settings,
+)
 from lit_reason.lists import as_list
 from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
@@ -80,6 +88,7 @@ from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.restored import batches
 from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
+from lit_reason.secrecy import masked, without_secrets
 from lit_reason.stopping import StopSignals, stop_in
 from lit_reason.trainer_checks import (
     check_callbacks,
@@ -159,8 +168,8 @@ class RecordConfig(SaveConfigCallback):
 
     @cached_property
     def text(self) -> str:
-        """The configuration as YAML, which every checkpoint holds."""
-        return self.parser.dump(self.config, skip_none=False)
+        """The configuration as YAML, which every checkpoint holds, without secrets."""
+        return without_secrets(self.parser.dump(self.config, skip_none=False))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Claims the folder of a run that starts anew."""
@@ -273,6 +282,7 @@ class ReasonCLI(LightningCLI):
         """Refuses what cannot work before any class is built."""
         config = self.config[self.subcommand]
         check_nul(leaves("", config.as_dict()))
+        check_secrets(config.as_dict())
         check_sections(config, ("model", "data", "trainer"))
         self._check_nulls(config)
         if config.get("threads") is not None:

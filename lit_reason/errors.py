@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from lit_reason.secrecy import masked
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 COUNTED = 2**63 - 1
 RESPONSES = 2**20  # of a rollout or an evaluation's batch; those of the papers hold some thousands
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
-
-_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
-# names with such a part, but for tokens of text
-_PART = r"secret|passw|passphrase|credential|(?:api|access|private|auth)[_-]?key|authorization"
-_OF_TEXT = r"(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b"
-_NAME = rf"(?:[\w.-]*?(?:{_PART})[\w.-]*|(?!(?:[\w-]*\.)*{_OF_TEXT})[\w.-]*?token(?:\.[\w.-]+)?)"
-_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
-_SECRET = re.compile(
-    # key=value to where a message goes on; 'key': 'value'; and {key: value}
-    rf"((?<![\w.-]){_NAME}=)(?:{_QUOTED}|(?!['\"]).*?(?=: |; |$)|.*$)"
-    rf"|((?P<q>['\"]){_NAME}(?P=q)\s*:\s*)(?:{_QUOTED}|[^,}}\]]+)"
-    rf"|([{{,]\s*{_NAME}:\s)(?:{_QUOTED}|[^,}}]+)",
-    re.I,
-)
-_SECRET_KEY = re.compile(_NAME, re.I)
-SHORTEST = 4  # letters of a secret that is looked for in texts; fewer stand in any word
 
 
 class ConfigError(ValueError):
@@ -145,25 +130,6 @@ def printable(text: str) -> str:
         'a \\x1b[2Jb http://…@host api_key=…'
     """
     return visible(masked(" ".join(text.splitlines())))
-
-
-def masked(text: str, given: Iterable[tuple[str, str]] = ()) -> str:
-    """A text in which the values of keys that sound secret, and users in addresses, are not told.
-
-    Args:
-        text: One line.
-        given: Keys with their values, which are found also where no key stands before them.
-
-    Example:
-        >>> masked("engine.token=a, b: no such key; {'password': 'c'}; max_tokens=3")
-        "engine.token=…: no such key; {'password': …}; max_tokens=3"
-        >>> masked("Got value: a bc", [("engine.password", "a bc")])
-        'Got value: …'
-    """
-    for key, value in given:
-        if len(value) >= SHORTEST and _SECRET_KEY.fullmatch(key):
-            text = text.replace(value, "…")
-    return _SECRET.sub(lambda m: f"{m[1] or m[2] or m[4]}…", _USER.sub("…", text))
 
 
 def visible(text: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lit_reason.errors import ConfigError
+from lit_reason.secrecy import HIDDEN, hidden_key
 
 Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
 
@@ -29,6 +30,23 @@ def check_nul(given: Settings) -> None:
     for key, value in given:
         if "\0" in value:
             raise ConfigError(f"{key}={value}: holds a null byte; remove it")
+
+
+def check_secrets(config: Mapping[str, Any]) -> None:
+    """Refuses what stands for a secret in the `config.yaml` of a run.
+
+    Args:
+        config: As dicts.
+
+    Raises:
+        ConfigError: The first key of one.
+    """
+    key = hidden_key(config)
+    if key is not None:
+        raise ConfigError(
+            f"{key}={HIDDEN}: config.yaml keeps no secrets; give it again, as --{key}=..., or let "
+            "the part read it from the environment"
+        )
 
 
 def settings(args: Sequence[str]) -> Settings:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lit_reason.__main__ import main
 from lit_reason.errors import ConfigError, printable
+from lit_reason.secrecy import without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
 
@@ -120,3 +122,46 @@ def test_what_changed_on_resuming_is_not_told_of_a_secret():
     line = printable("changed on resuming: data.engine.token=a s3cr3t, was an s3cr3t: other")
     assert line.startswith("changed on resuming: data.engine.token=…")
     assert "s3cr3t" not in line
+
+
+ASKS = """
+from lightning.pytorch import Callback
+
+class Asks(Callback):
+    def __init__(self, api_key: str, headers: dict[str, str], urls: list[str], token: int = 3):
+        assert api_key == headers["Authorization"] == "s3cr3t-01"
+        assert urls == ["http://me:s3cr3t-01@host", "http://host?token=s3cr3t-01"]
+"""
+ASKING = [
+    "--callbacks.secret=asks.Asks",
+    "--callbacks.secret.api_key=s3cr3t-01",
+    "--callbacks.secret.headers={Authorization: s3cr3t-01}",
+    "--callbacks.secret.urls=[http://me:s3cr3t-01@host, http://host?token=s3cr3t-01]",
+]
+
+
+def test_a_secret_in_a_configuration_is_written_nowhere(monkeypatch, tmp_path, capsys):
+    (tmp_path / "asks.py").write_text(ASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    more = ["--data.rollouts_per_epoch=1", "--callbacks.export=ExportPolicy"]
+    loggers = ["--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=run"]
+    run_dir = fit(*tiny("grpo"), *SMALL, *more, *loggers, *ASKING)
+    written = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert any("tfevents" in path.name for path in written)
+    for path in written:
+        assert b"s3cr3t" not in path.read_bytes(), path
+    on = [f"--config={run_dir}/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2"]
+    for k in range(1, len(ASKING)):
+        line = fails(capsys, "fit", *on, *ASKING[1:k])
+        key = ASKING[k].split("=")[0].removeprefix("--").replace("secret.", "secret.init_args.")
+        assert line.startswith(f"error: {key}")
+        assert "config.yaml keeps no secrets; give it again, as --callbacks.secret" in line
+    main(["fit", *on, *ASKING[1:]])
+    assert "Asks" in (run_dir / "config.yaml").read_text()
+    assert "s3cr3t" not in capsys.readouterr().out + (run_dir / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_nothing_in_our_configurations_sounds_secret(path):
+    text = path.read_text()
+    assert without_secrets(text) is text
