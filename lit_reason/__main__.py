@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from lit_reason import __version__
 
@@ -45,9 +50,29 @@ def main(args: Sequence[str] | None = None) -> None:
     elif given[0] == "--version":
         print(f"lit_reason {__version__}")
     else:
-        from lit_reason.cli import run
+        with stoppable():
+            from lit_reason.cli import run
 
-        run(given)
+            run(given)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ends the process in one line when a signal comes while modules are imported."""
+
+    def stop(number: int, _: Any) -> None:
+        name = signal.Signals(number).name
+        os.write(2, f"stopped by {name} before anything was done; start it again\n".encode())
+        os._exit(128 + number)  # an import may take any exception for its own
+
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    earlier = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

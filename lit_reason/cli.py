@@ -89,7 +89,7 @@ from lit_reason.restored import batches
 from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
 from lit_reason.secrecy import masked, without_secrets
-from lit_reason.stopping import StopSignals, stop_in
+from lit_reason.stopping import StopSignals, stop_in, stopping_at_once
 from lit_reason.trainer_checks import (
     check_callbacks,
     check_checkpoint,
@@ -493,8 +493,9 @@ def run(args: list[str]) -> LightningCLI:
     quiet_lightning()
     ReasonParser.arguments = args
     try:
-        read_configs(args)
-        return build(args)
+        with stopping_at_once():
+            read_configs(args)
+            return build(args)
     except BaseException as error:
         if stopped := stop_in(error):
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]

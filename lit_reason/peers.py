@@ -13,8 +13,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_reason.errors import ConfigError
+
 GRACE = 10.0  # seconds in which a rank may report an error of its own
 JOIN = 60.0  # seconds in which all ranks connect
+HELLO = 5.0  # seconds in which one that has connected says who it is
 GOODBYE = b"."
 HINT = "its output says why, unless it was killed; continue with --ckpt_path=last"
 COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -47,13 +50,19 @@ class Peers:
         with server:
             server.settimeout(JOIN)
             while len(self.ends) < world - 1:
-                end, _ = server.accept()
-                end.settimeout(JOIN)
-                said = end.recv(len(token) + 4, socket.MSG_WAITALL)
-                if secrets.compare_digest(said[: len(token)], token):
-                    self._watch(int.from_bytes(said[len(token) :], "big"), end)
-                else:  # a stranger
-                    end.close()
+                self._welcome(_accept(server, world), token)
+
+    def _welcome(self, end: socket.socket, token: bytes) -> None:
+        """Watches a rank, and lets a stranger go."""
+        end.settimeout(HELLO)
+        try:
+            said = end.recv(len(token) + 4, socket.MSG_WAITALL)
+        except OSError:
+            said = b""
+        if secrets.compare_digest(said[: len(token)], token):
+            self._watch(int.from_bytes(said[len(token) :], "big"), end)
+        else:
+            end.close()
 
     def _watch(self, peer: int, end: socket.socket) -> None:
         end.settimeout(None)
@@ -125,8 +134,15 @@ class PeerWatch(Callback):
         if self.peers is None:
             return
         failed = any(word in str(exception) for word in COLLECTIVE)
-        if failed and isinstance(exception, RuntimeError) and self.peers.lost.wait(2):
-            self.reason = self.peers.message()
+        if failed and isinstance(exception, RuntimeError):
+            if self.peers.lost.wait(2):
+                self.reason = self.peers.message()
+            elif "Timed out" in str(exception):
+                self.reason = (
+                    f"trainer.strategy.timeout: rank {self.peers.rank} has waited so long for "
+                    "another, which hangs or is too slow; raise it, or continue with "
+                    "--ckpt_path=last"
+                )
         self.peers.close(in_order=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -137,12 +153,28 @@ class PeerWatch(Callback):
 
 
 def ended_peer() -> str | None:
-    """The line to show if a collective failed because another rank has ended."""
+    """The line to show if a collective failed because another rank has ended or hangs."""
     return None if PeerWatch.current is None else PeerWatch.current.reason
 
 
+def _accept(server: socket.socket, world: int) -> socket.socket:
+    try:
+        return server.accept()[0]
+    except TimeoutError:
+        raise ConfigError(
+            f"trainer: of {world} ranks some did not connect to {server.getsockname()} within "
+            f"{JOIN:.0f} s; let them reach that address"
+        ) from None
+
+
 def _connect(host: str, port: int, hello: bytes) -> socket.socket:
-    end = socket.create_connection((host, port), timeout=JOIN)
+    try:
+        end = socket.create_connection((host, port), timeout=JOIN)
+    except OSError as error:
+        raise ConfigError(
+            f"trainer: rank 0 cannot be reached at {host}:{port} ({error}), where it would see "
+            "that this one has ended; let the ranks connect"
+        ) from error
     end.sendall(hello)
     return end
 

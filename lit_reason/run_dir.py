@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -68,7 +69,7 @@ def hold(run_dir: str) -> None:
         OSError: It cannot be opened.
     """
     let_go()
-    if any(os.environ.get(name, "0") != "0" for name in RANKS):
+    if any(os.environ.get(name, "").strip("0") for name in RANKS):
         return  # the first process of the first node holds it for all
     descriptor = os.open(run_dir, os.O_RDONLY)
     _held.append(descriptor)
@@ -110,10 +111,12 @@ def check_copy(args: Sequence[str], run_dir: str | None) -> None:
         beside = newest_checkpoint(str(file.parent)) is not None and file.name == CONFIG
         same = file.parent.resolve() == Path(run_dir).resolve()
         if beside and not same and read_config(str(file)).get("run_dir") == run_dir:
-            other = f", or --run_dir={run_dir} for the other" if Path(run_dir).is_dir() else ""
+            other = (
+                f", or --run_dir={typed(run_dir)} for the other" if Path(run_dir).is_dir() else ""
+            )
             raise ConfigError(
                 f"run_dir={run_dir}: is what config={file} names, which lies in another folder "
-                f"with checkpoints; give --run_dir={file.parent} for the run in it{other}"
+                f"with checkpoints; give --run_dir={typed(file.parent)} for the run in it{other}"
             )
 
 
@@ -121,7 +124,9 @@ def _continues(run_dir: str, ckpt_path: str | None) -> bool:
     """Whether the checkpoint is one of the run in the folder, and not of another run."""
     if not ckpt_path or ckpt_path in ("last", "best", "hpc"):
         return bool(ckpt_path)
-    return Path(ckpt_path).resolve().is_relative_to(Path(run_dir).resolve())
+    written = Path(os.path.abspath(ckpt_path)).is_relative_to(os.path.abspath(run_dir))
+    # the folder, or checkpoints in it, may be links
+    return written or Path(ckpt_path).resolve().is_relative_to(Path(run_dir).resolve())
 
 
 def claim(run_dir: str, config: str, resumed: bool) -> None:
@@ -179,10 +184,16 @@ def newest_checkpoint(run_dir: str) -> Path | None:
     return None
 
 
+def typed(path: str | Path) -> str:
+    """A path as one types it into a shell, where it is no option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
 def _holds_a_run(run_dir: str) -> ConfigError:
     newest = newest_checkpoint(run_dir)
     if newest is not None:
-        hint = f"continue it with --ckpt_path={newest}"
+        hint = f"continue it with --ckpt_path={typed(newest)}"
     else:
         hint = (
             "if no run is under way in it remove the folder: it holds no checkpoint to go on from"

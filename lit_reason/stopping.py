@@ -1,22 +1,24 @@
-"""SIGTERM and Ctrl-C: the run ends with a checkpoint from which it continues bit for bit."""
+"""Signals to stop: the run ends with a checkpoint from which it continues bit for bit."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lit_reason.run_dir import CONFIG, newest_checkpoint
+from lit_reason.run_dir import CONFIG, newest_checkpoint, typed
 from lit_reason.stages import Stage
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a scheduler, a lost terminal
 TRAINING = ("fit", "cold_start")  # the subcommands that can be continued
 
 
@@ -69,9 +71,73 @@ def stop_in(error: BaseException) -> Stopped | None:
 
 
 def continuing(subcommand: str, run_dir: Any, checkpoint: str | Path) -> str:
-    """The command that continues a run."""
-    config = f"{run_dir}/{CONFIG}"
-    return f"python -m lit_reason {subcommand} --config {config} --ckpt_path {checkpoint}"
+    """The command that continues a run, for a shell.
+
+    Example:
+        >>> continuing("fit", "my run", "last")
+        "python -m lit_reason fit --config 'my run/config.yaml' --ckpt_path last"
+    """
+    config, path = typed(f"{run_dir}/{CONFIG}"), typed(checkpoint)
+    return f"python -m lit_reason {subcommand} --config {config} --ckpt_path {path}"
+
+
+Handlers = dict[signal.Signals, Any]
+
+
+def take_over(handle: Callable[[int, Any], None]) -> Handlers:
+    """Sets the handler of the signals that stop a run.
+
+    Args:
+        handle: It is not called in forked processes, to which a signal does what it does to others.
+
+    Returns:
+        The earlier handlers; none outside of the main thread, which cannot set any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    own = os.getpid()
+
+    def handle_own(number: int, frame: Any) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        handle(number, frame)
+
+    # `nohup` sees to it that this one is ignored
+    wanted = [x for x in SIGNALS if (x, signal.getsignal(x)) != (signal.SIGHUP, signal.SIG_IGN)]
+    return {number: signal.signal(number, handle_own) for number in wanted}
+
+
+def hand_back(earlier: Handlers) -> None:
+    """Sets the handlers that `take_over` replaced."""
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Lets what is written to a terminal that is gone go nowhere, as it would raise."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """Ends whatever goes on when a signal comes, until a run takes the signals over."""
+
+    def stop(number: int, _: Any) -> None:
+        raise Stopped(number, at_once=True)
+
+    earlier = take_over(stop)
+    try:
+        yield
+    finally:
+        hand_back(earlier)
 
 
 class StopSignals(Callback):
@@ -92,12 +158,12 @@ class StopSignals(Callback):
         self.asked = 0  # the signal
         self.may_interrupt = True  # nothing would be lost
         self.rollout, self.cursor = -1, 0
-        self.earlier: dict[int, Any] = {}
+        self.earlier: Handlers = {}
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over, from Lightning too, which would write no checkpoint."""
-        if threading.current_thread() is threading.main_thread() and not self.earlier:
-            self.earlier = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        if not self.earlier:
+            self.earlier = take_over(self._handle)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets callbacks end a run, as `EarlyStopping` does, where the epoch ends.
@@ -184,6 +250,5 @@ class StopSignals(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the signals back."""
-        for number, handler in self.earlier.items():
-            signal.signal(number, handler)
+        hand_back(self.earlier)
         self.earlier = {}

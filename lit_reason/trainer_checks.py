@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
-from lit_reason.run_dir import newest_checkpoint
+from lit_reason.run_dir import newest_checkpoint, typed
 from lit_reason.sharding import FSDP2, NAME
 
 PRECISIONS = ("32-true", "32", "bf16-mixed")
@@ -261,5 +261,5 @@ def _check_last(run_dir: str | None) -> None:
         return
     what, hint = "checkpoint", "give the folder of the run as --run_dir"
     if newest is not None:
-        what, hint = "last.ckpt", f"the newest is --ckpt_path={newest}"
+        what, hint = "last.ckpt", f"the newest is --ckpt_path={typed(newest)}"
     raise ConfigError(f"ckpt_path=last: run_dir={run_dir} holds no {what}; {hint}")

@@ -472,9 +472,7 @@ def test_a_run_that_is_told_to_stop_in_its_last_rollout_is_done_in_order(capsys)
 
 
 @pytest.mark.usefixtures("own_parts")
-def test_an_evaluation_that_is_interrupted_says_so(capsys, request):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+def test_an_evaluation_that_is_interrupted_says_so(capsys):
     stop = ["--callbacks.x=callback_that_dies.Ending", f"--callbacks.x.number={signal.SIGINT:d}"]
     with pytest.raises(SystemExit) as stopped:
         main(["validate", *tiny("grpo"), *SMALL, *stop])
