@@ -136,6 +136,7 @@ class ReasonModule(LightningModule):
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
         self.policy_version = 0  # rollouts trained on so far
         self.stepped: set[str] = set()  # networks that took an optimizer step so far
+        self.reference_moves = reference_refresh is not None  # or once did
         self.guard = NonFiniteGuard(update.max_nonfinite)
         self.actor: Any = None
         self.critic: Any = None
@@ -463,7 +464,7 @@ class ReasonModule(LightningModule):
         return {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
+        """Leaves out what never changes: the base of adapters, and a reference never refreshed."""
         checkpoint["policy_version"] = self.policy_version
         checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["nonfinite"] = dict(self.guard.in_a_row)
@@ -472,7 +473,7 @@ class ReasonModule(LightningModule):
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
         state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
-            unrefreshed = self.reference_refresh is None and key.startswith("reference.")
+            unrefreshed = not self.reference_moves and key.startswith("reference.")
             if unrefreshed or key in fixed:
                 del state[key]
 
@@ -492,5 +493,6 @@ class ReasonModule(LightningModule):
             if hasattr(data, "cursor"):
                 state = checkpoint[type(data).__qualname__]
                 require_count(state, "cursor", trained, more=True)
+        self.reference_moves |= any(k.startswith("reference.") for k in checkpoint["state_dict"])
         self.stepped = set(checkpoint.get("stepped", self.trained))
         self.guard.restore(checkpoint.get("nonfinite", {}))

@@ -42,20 +42,26 @@ def changes(earlier: str, present: str) -> Changes:
         ConfigError: The earlier text is no configuration.
     """
     try:
-        before = yaml.safe_load(earlier)
-    except yaml.YAMLError:
-        before = None
+        before = yaml.load(earlier, _WithoutAliases)
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError):
+        before = None  # YAML does not catch what a value like `!!int ''` raises
     if not isinstance(before, dict):
-        raise ConfigError(
-            "ckpt_path: the configuration that it holds is no YAML; take another of "
-            "RUN_DIR/checkpoints"
-        )
+        raise ConfigError(f"ckpt_path: the configuration that it holds is none; {CHANGED}")
     old, new = (dict(leaves("", content)) for content in (before, yaml.safe_load(present)))
     return {
         key: (old.get(key, "unset"), new.get(key, "unset"))
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key) and key not in OF_THE_COMMAND
     }
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    """Refuses aliases: `config.yaml` is written without, and a few fill the memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError
+        return super().compose_node(parent, index)
 
 
 def check_changes(changed: Changes) -> None:

@@ -3,6 +3,8 @@
 import shutil
 import warnings
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch.optim import SGD, AdamW
 from torch.optim import lr_scheduler as lr
 
 from lit_reason.cli import run
-from lit_reason.overrides import renew, replay, steps_of
+from lit_reason.errors import ConfigError
+from lit_reason.overrides import changes, renew, replay, steps_of
+from scripts.kill_test import arguments, compare
 from tests.conftest import SMALL, fit, tiny
 
 RATE = 0.01
@@ -169,6 +173,27 @@ def test_another_peak_of_a_cycle_applies(continued, capsys):
     (optimizer,) = cli.trainer.optimizers
     assert config.scheduler.optimizer is optimizer
     assert len({float(state["step"]) for state in optimizer.state.values()}) == 1
+
+
+def test_a_reference_that_is_no_longer_refreshed_stays_where_it_was():
+    flags = ["--model.terms.kl.coef=1.0", "--model.actor_optimizer.lr=3e-3"]
+    fit(*arguments("grpo", rollouts=2), *flags, "--model.reference_refresh=1")
+    shutil.copytree("run", "whole")
+    for folder, lengths in {"whole": [6], "run": [4, 6]}.items():
+        for length in lengths:
+            kept = ["--model.reference_refresh=null", "--ckpt_path=last"]
+            fit(*arguments("grpo", length), *flags, *kept, run_dir=folder)
+    assert compare(Path("whole"), Path("run"), rollouts=6) == []
+
+
+BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+NONE = ["a: [", "- a", "a: &a [*a]", f"a: &a [x]\n{BOMB}", "[" * 10**5, "a: !!int ''"]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_a_text_that_is_no_configuration_is_refused(text):
+    with pytest.raises(ConfigError, match="the configuration that it holds is none; it"):
+        changes(text, "a: 1")
 
 
 def test_a_setting_that_needs_another_state_is_refused_before_anything_runs(continued, capsys):

@@ -177,7 +177,7 @@ REFUSED = {
     "holds no policy_version, the number of rollouts": without("policy_version"),
     "holds no optimizer_states": without("optimizer_states"),
     "holds no state_dict": without("state_dict"),
-    "the configuration that it holds is no YAML": given(
+    "the configuration that it holds is none": given(
         {"config": "a: ["}, "callbacks", "RecordConfig"
     ),
 }
