@@ -132,7 +132,7 @@ class ColdStart(LightningModule):
         continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
         data = getattr(trainer, "datamodule", None)
         require_parts(checkpoint, data, continues)
-        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()))
+        check_weights(checkpoint["state_dict"], self.state_dict())
         if continues:
             keep_own_files(trainer, checkpoint["callbacks"])
             check_numbers(self, checkpoint)

@@ -484,7 +484,7 @@ class ReasonModule(LightningModule):
         data = getattr(trainer, "datamodule", None)
         require_parts(checkpoint, data, continues, policy_version="the number of rollouts")
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
-        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
+        check_weights(checkpoint["state_dict"], self.state_dict(), self._fixed)
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         if continues:
             keep_own_files(trainer, checkpoint["callbacks"])
