@@ -75,6 +75,7 @@ from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
+from lit_reason.origin import warn_of_reference
 from lit_reason.overrides import (
     Changes,
     apply_changes,
@@ -168,6 +169,7 @@ class RecordConfig(SaveConfigCallback):
             self.changed, self.compared = changes(recorded, self.text), True
             check_changes(self.changed)
         states = checkpoint["optimizer_states"]
+        warn_of_reference(checkpoint, getattr(pl_module, "origin", {}))
         settle_groups(pl_module, states)
         check_state(pl_module, states, self.changed)
         anew = changed_schedules(pl_module, self.changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ from lit_reason.networks import (
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
 from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
     count,
@@ -463,12 +465,18 @@ class ReasonModule(LightningModule):
         """Names of the weights that never change: the bases of adapters."""
         return {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
 
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        """What the networks began as."""
+        return origin(self)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out what never changes: the base of adapters, and a reference never refreshed."""
         checkpoint["policy_version"] = self.policy_version
         checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["nonfinite"] = dict(self.guard.in_a_row)
         checkpoint["adapters"] = self.backbone.describe()
+        checkpoint["origin"] = self.origin
         if "optimizer_states" in checkpoint:
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
         state, fixed = checkpoint["state_dict"], self._fixed
@@ -484,6 +492,7 @@ class ReasonModule(LightningModule):
         data = getattr(trainer, "datamodule", None)
         require_parts(checkpoint, data, continues, policy_version="the number of rollouts")
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
+        check_origin(checkpoint.get("origin", {}), self.origin)
         check_weights(checkpoint["state_dict"], self.state_dict(), self._fixed)
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         if continues:
