@@ -84,7 +84,7 @@ def check_changes(changed: Changes) -> None:
         ConfigError: The first such change.
     """
     for key, (old, new) in changed.items():
-        if START.fullmatch(key) and not _is_moved(old, new):
+        if START.fullmatch(key) and not _is_moved(key, old, new):
             raise ConfigError(
                 f"{key}={new}: the networks began with {old} and go on from the checkpoint; set it "
                 "to that, or start a new run"
@@ -101,10 +101,11 @@ def check_changes(changed: Changes) -> None:
         )
 
 
-def _is_moved(old: str, new: str) -> bool:
-    """Whether two values may name the same start: a folder or a class elsewhere, or none."""
-    paths = not {old, new} & {*FRESH} and ("/" in old or "/" in new)
-    return paths or "unset" in (old, new) or _last(old) == _last(new)
+def _is_moved(key: str, old: str, new: str) -> bool:
+    """Whether two values may name the same start: of a class elsewhere, or of a folder now gone."""
+    if key.endswith("critic_init") and old not in FRESH:
+        return True
+    return "unset" in (old, new) or _last(old) == _last(new)
 
 
 def _last(name: str) -> str:

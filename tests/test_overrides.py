@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler as lr
 from lit_reason.backbones import ASSETS
 from lit_reason.cli import run
 from lit_reason.errors import ConfigError
-from lit_reason.overrides import changes, renew, replay, steps_of
+from lit_reason.overrides import changes, check_changes, renew, replay, steps_of
 from scripts.kill_test import arguments, compare
 from tests.conftest import SMALL, fails, fit, tiny
 
@@ -236,6 +236,21 @@ def test_another_start_of_the_networks_is_refused(flag, scratch, capsys):
 
 
 PATH = ASSETS / "plan_count"
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("critic_init", "critics/a", "policy"),  # its folder may be gone
+        ("critic_init", "critics/a", "b"),
+        ("path", "a", "b"),
+        ("gradient_checkpointing", "False", "True"),
+        ("new_in_this_version", "unset", "1"),
+        ("", "parts.Own", "package.parts.Own"),
+    ],
+)
+def test_what_may_change_of_a_backbone_is_not_refused(key, old, new):
+    check_changes({f"model.backbone.{key}".rstrip("."): (old, new)})
 
 
 def test_another_class_of_backbone_is_refused(continued, capsys):
