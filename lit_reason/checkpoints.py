@@ -250,6 +250,7 @@ class LastCheckpoint(ModelCheckpoint):
             # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
             enable_version_counter=False,
         )
+        self.name = filename
 
     @property
     def former_key(self) -> str:
@@ -260,6 +261,9 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves, also after an epoch of which every update was skipped."""
         self._last_global_step_saved = -1  # Lightning saves nothing while this stands still
+        # an epoch that a run continues at its end, as from the best checkpoint, logs no rollout
+        version: Any = pl_module.policy_version
+        self.filename = self.name.replace("{rollout:05.0f}", f"{version:05d}")
         super().on_train_epoch_end(trainer, pl_module)
 
 

@@ -144,6 +144,13 @@ def test_a_best_checkpoint_that_is_gone_is_none_to_beat():
     assert best(Path("run")) == ["best_00002.ckpt"]
 
 
+@pytest.mark.usefixtures("copied")
+def test_a_finished_run_that_goes_on_from_its_best_checkpoint_writes_no_other_file():
+    held = sorted(path.name for path in LAST.parent.iterdir())
+    fit(*GRPO, f"--ckpt_path={LAST.parent / 'best_00001.ckpt'}")
+    assert sorted(path.name for path in LAST.parent.iterdir()) == held
+
+
 def scores(value):
     """Gives every best checkpoint a score."""
 
