@@ -19,6 +19,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lit_reason.errors import ConfigError
 from lit_reason.files import PARTIAL, save_tensors
 from lit_reason.restored import CHANGED
+from lit_reason.run_dir import chosen_run_dir
 
 # of the state of a `ModelCheckpoint`, which removes the files that better ones replace
 NAMED_FILES = ("best_model_path", "kth_best_model_path", "last_model_path")
@@ -42,8 +43,10 @@ class Checkpoints(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        for left in Path(path).parent.glob(f".*.ckpt{PARTIAL}"):  # by a run that was killed
-            left.unlink(missing_ok=True)
+        run_dir = chosen_run_dir()  # in a folder of others a partial file may be one of theirs
+        if run_dir and Path(path).resolve().is_relative_to(Path(run_dir).resolve()):
+            for left in Path(path).parent.glob(f".*.ckpt{PARTIAL}"):  # by a run that was killed
+                left.unlink(missing_ok=True)
         save_tensors(checkpoint, Path(path))
 
     def load_checkpoint(
@@ -117,8 +120,12 @@ def keep_own_files(trainer: Any, states: dict[str, Any]) -> None:
     Raises:
         ConfigError: A name is of another place.
     """
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+    kept = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    for callback in kept:
+        former = getattr(callback, "former_key", callback.state_key)
+        if former in states and former not in {c.state_key for c in kept}:
+            states.setdefault(callback.state_key, states[former])
+        if callback.state_key in states:
             folder, suffix = str(callback.dirpath), callback.FILE_EXTENSION
             there = partial(callback.file_exists, trainer=trainer)
             state = own_files(states[callback.state_key], folder, suffix, there)
@@ -243,16 +250,20 @@ class LastCheckpoint(ModelCheckpoint):
             # or last-v1.ckpt would be the newest in a folder whose last.ckpt another run wrote
             enable_version_counter=False,
         )
+        self.name = filename
 
     @property
-    def state_key(self) -> str:
+    def former_key(self) -> str:
         """That of its parent, under which earlier runs have its state."""
         own = type(self).__qualname__
-        return super().state_key.replace(own, ModelCheckpoint.__qualname__, 1)
+        return self.state_key.replace(own, ModelCheckpoint.__qualname__, 1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves, also after an epoch of which every update was skipped."""
         self._last_global_step_saved = -1  # Lightning saves nothing while this stands still
+        # an epoch that a run continues at its end, as from the best checkpoint, logs no rollout
+        version: Any = pl_module.policy_version
+        self.filename = self.name.replace("{rollout:05.0f}", f"{version:05d}")
         super().on_train_epoch_end(trainer, pl_module)
 
 

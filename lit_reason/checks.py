@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from lit_reason.advantages import GroupRelative
 from lit_reason.critics import RM
@@ -16,12 +18,14 @@ from lit_reason.errors import (
     require_float32,
     warn_of_no_effect,
 )
+from lit_reason.restored import CHANGED, is_plain
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
     from lit_reason.module import ReasonModule
 
 LENGTHS = ("total_iters", "T_max", "step_size")  # of torch's schedules, which checks none of them
+FIT = "give the configuration it was written with, RUN_DIR/config.yaml"
 OFF_POLICY = (
     "data.engine: its responses are not samples of the policy as it is, so they may train the "
     "critic only; add the callback ValuePretraining, or choose HFEngine"
@@ -213,29 +217,53 @@ def check_schedule(key: str, schedule: Any, steps: int) -> None:
         )
 
 
-def check_weights(given: set[str], wanted: set[str]) -> None:
-    """Refuses a checkpoint that leaves weights of a trained network as they were made.
+def check_weights(
+    given: Mapping[str, Any], own: Mapping[str, Tensor], fixed: Container[str] = ()
+) -> None:
+    """Refuses a checkpoint that leaves weights of a network as they were made, or fits another.
 
     Args:
-        given: Names of the weights in the checkpoint.
-        wanted: Names of those that it has to bring; of the reference none has to be there.
+        given: The weights in the checkpoint.
+        own: Those of the networks.
+        fixed: Names of those that a checkpoint need not bring; it need bring none of the reference.
 
     Raises:
-        ConfigError: A network is missing, or a part of one.
+        ConfigError: A network is missing, or a weight of one is, or is none of it.
     """
     held = {name.split(".")[0] for name in given}
-    missing = sorted(name for name in wanted - given if not name.startswith("reference."))
+    optional = "reference" not in held
+    missing = sorted(
+        name
+        for name in own
+        if name not in given
+        and name not in fixed
+        and not (optional and name.startswith("reference."))
+    )
     for network in dict.fromkeys(name.split(".")[0] for name in missing):
         lacks = [name for name in missing if name.startswith(f"{network}.")]
         what = f"lacks {len(lacks)} weights of the {network}, like {lacks[0]}"
-        raise ConfigError(
-            f"ckpt_path: {what if network in held else f'holds no {network}'}; give the "
-            "configuration it was written with, RUN_DIR/config.yaml"
-        )
-    networks = {name.split(".")[0] for name in wanted}
+        raise ConfigError(f"ckpt_path: {what if network in held else f'holds no {network}'}; {FIT}")
+    networks = {name.split(".")[0] for name in own}
+    for name, weight in given.items():
+        if name in own:
+            _check_weight(name, weight, own[name])
+        elif name.split(".")[0] in networks:
+            raise ConfigError(f"ckpt_path: holds {name}, which the network lacks; {FIT}")
     if unused := sorted(held - networks - {"reference"}):
         text = f"ckpt_path: its {' and '.join(unused)} is not used by this configuration"
         warnings.warn(text, ConfigWarning, stacklevel=2)
+
+
+def _check_weight(name: str, weight: Any, own: Tensor) -> None:
+    if not isinstance(weight, Tensor) or not is_plain(weight):
+        raise ConfigError(f"ckpt_path: its {name} is no plain tensor; {CHANGED}")
+    if weight.dtype != own.dtype:
+        raise ConfigError(f"ckpt_path: its {name} is {weight.dtype}, not {own.dtype}; {CHANGED}")
+    if weight.shape != own.shape:
+        raise ConfigError(
+            f"ckpt_path: its {name} has the shape {tuple(weight.shape)}, not {tuple(own.shape)}; "
+            f"{FIT}"
+        )
 
 
 def check_sizes(module: ReasonModule, data: RolloutDataModule) -> None:

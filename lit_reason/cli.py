@@ -20,7 +20,7 @@ import lightning
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
+from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import (
     CSVLogger,
@@ -75,6 +75,7 @@ from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
+from lit_reason.origin import warn_of_reference
 from lit_reason.overrides import (
     Changes,
     apply_changes,
@@ -87,7 +88,14 @@ from lit_reason.peers import PeerWatch, ended_peer
 from lit_reason.recorded import Recorded  # noqa: F401
 from lit_reason.restored import batches
 from lit_reason.restored_states import settle_groups, settle_schedules
-from lit_reason.run_dir import check_copy, choose_run_dir, chosen_run_dir, claim, give_back
+from lit_reason.run_dir import (
+    check_copy,
+    choose_run_dir,
+    chosen_run_dir,
+    claim,
+    give_back,
+    newest_checkpoint,
+)
 from lit_reason.secrecy import masked, without_secrets
 from lit_reason.stopping import StopSignals, stop_in, stopping_at_once
 from lit_reason.trainer_checks import (
@@ -161,6 +169,7 @@ class RecordConfig(SaveConfigCallback):
             self.changed, self.compared = changes(recorded, self.text), True
             check_changes(self.changed)
         states = checkpoint["optimizer_states"]
+        warn_of_reference(checkpoint, getattr(pl_module, "origin", {}))
         settle_groups(pl_module, states)
         check_state(pl_module, states, self.changed)
         anew = changed_schedules(pl_module, self.changed)
@@ -299,15 +308,23 @@ class ReasonCLI(LightningCLI):
         warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
         if config.dry_run is not False:
             self._prepare_dry_run(config)
-        path, writes = config.get("ckpt_path"), self.subcommand in ("fit", "predict")
-        if path == "last" or (path and writes):
-            check_copy(ReasonParser.arguments, config.run_dir)
-        check_checkpoint(path, config.run_dir)
+        path = self._checkpoint(config)
         config.run_dir = choose_run_dir(config.run_dir, str(self.subcommand), path)
         for logger in as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)
             if arguments is not None and arguments.get("save_dir") == ".":
                 arguments.save_dir = config.run_dir
+
+    def _checkpoint(self, config: Any) -> str | None:
+        """The checkpoint to read, after a look at it."""
+        path, writes = config.get("ckpt_path"), self.subcommand in ("fit", "predict")
+        if path == "last" or (path and writes):
+            check_copy(ReasonParser.arguments, config.run_dir)
+        check_checkpoint(path, config.run_dir)
+        if path == "last" and config.trainer.get("enable_checkpointing") is False:
+            # Lightning asks the callbacks that write checkpoints, of which there is none
+            config.ckpt_path = str(newest_checkpoint(config.run_dir))
+        return path
 
     def _check_nulls(self, config: Any) -> None:
         """Refuses null where it means nothing, and takes the parts out that are dropped."""
@@ -373,7 +390,12 @@ class ReasonCLI(LightningCLI):
         given = [*as_list(config.get("callbacks")), *named]
         kwargs |= {
             "default_root_dir": run_dir,
-            "callbacks": [*self._first(), *given, *self._standard_callbacks(config, given)],
+            "callbacks": [
+                *self._first(),
+                *self._checkpoints(config),  # before those of the user's: stops write its last.ckpt
+                *given,
+                *self._standard_callbacks(config, given),
+            ],
             "max_time": None,  # see _standard_callbacks
             "logger": self._loggers(config.get("logger"), run_dir),
             "plugins": self._plugins(as_list(config.get("plugins"))),
@@ -382,7 +404,7 @@ class ReasonCLI(LightningCLI):
             end_no_loop(part)
         try:
             return super().instantiate_trainer(**kwargs)
-        except (TypeError, ValueError, MisconfigurationException) as error:
+        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             raise ConfigError(f"trainer: {error}") from error
 
     def after_fit(self) -> None:
@@ -426,14 +448,16 @@ class ReasonCLI(LightningCLI):
         wants_bar = config.get("enable_progress_bar") is not False
         if wants_bar and not any(isinstance(c, ProgressBar) for c in given):
             added.append(ReasonProgressBar())
-        wants_checkpoint = config.get("enable_checkpointing") is not False
-        if wants_checkpoint and not any(isinstance(c, ModelCheckpoint) for c in given):
-            added += standard_checkpoints(self.model_class is ReasonModule)
         limit = config.get("max_time")
         if limit is not None and not any(isinstance(c, Timer) for c in given):
             # Lightning's own ends in the middle of an epoch, and takes that for a whole one
             added.append(Timer(limit, interval="epoch"))
         return added
+
+    def _checkpoints(self, config: Any) -> list[Callback]:
+        """Those that a run continues from, also beside a `ModelCheckpoint` of the user's own."""
+        off = config.get("enable_checkpointing") is False
+        return [] if off else [*standard_checkpoints(self.model_class is ReasonModule)]
 
     def _plugins(self, given: list[Any]) -> list[Any]:
         own = any(isinstance(plugin, CheckpointIO) for plugin in given)
@@ -575,10 +599,12 @@ def quiet_lightning() -> None:
     ):
         warnings.filterwarnings("ignore", message=message)
     disable_progress_bar()  # of transformers: loading a model is not what the bar is for
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_wanted)
+    for name in ("utilities.rank_zero", "trainer.connectors.checkpoint_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").addFilter(_is_wanted)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """No advertisement, and no second word on Ctrl-C."""
+    """No advertisement, no second word on Ctrl-C, and none on files that reads as if of loading."""
     message = record.getMessage()
-    return not any(part in message for part in ("litlogger", "Detected KeyboardInterrupt"))
+    unwanted = ("litlogger", "Detected KeyboardInterrupt", "`weights_only` was not set")
+    return not any(part in message for part in unwanted)

@@ -24,6 +24,7 @@ from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
 from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
     count,
@@ -122,7 +123,8 @@ class ColdStart(LightningModule):
             save_policy(self.actor, self.backbone, folder)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Notes what the optimizer holds, by which a run that continues sees whether it is all."""
+        """Notes what a run that continues compares with what it finds."""
+        checkpoint["origin"] = origin(self)
         if "optimizer_states" in checkpoint:
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
 
@@ -132,7 +134,8 @@ class ColdStart(LightningModule):
         continues = trainer is not None and trainer.state.fn == TrainerFn.FITTING
         data = getattr(trainer, "datamodule", None)
         require_parts(checkpoint, data, continues)
-        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()))
+        check_origin(checkpoint.get("origin", {}), origin(self))
+        check_weights(checkpoint["state_dict"], self.state_dict())
         if continues:
             keep_own_files(trainer, checkpoint["callbacks"])
             check_numbers(self, checkpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ from lit_reason.networks import (
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
 from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
     count,
@@ -136,6 +138,7 @@ class ReasonModule(LightningModule):
         self.monitor_entropy = False  # set by callbacks that read `Experience.entropy`
         self.policy_version = 0  # rollouts trained on so far
         self.stepped: set[str] = set()  # networks that took an optimizer step so far
+        self.reference_moves = reference_refresh is not None  # or once did
         self.guard = NonFiniteGuard(update.max_nonfinite)
         self.actor: Any = None
         self.critic: Any = None
@@ -462,17 +465,23 @@ class ReasonModule(LightningModule):
         """Names of the weights that never change: the bases of adapters."""
         return {f"{n}.{k}" for n in self.trained for k in base_weights(getattr(self, n))}
 
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        """What the networks began as."""
+        return origin(self)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves out what never changes: the base of adapters, and a reference not refreshed."""
+        """Leaves out what never changes: the base of adapters, and a reference never refreshed."""
         checkpoint["policy_version"] = self.policy_version
         checkpoint["stepped"] = sorted(self.stepped)
         checkpoint["nonfinite"] = dict(self.guard.in_a_row)
         checkpoint["adapters"] = self.backbone.describe()
+        checkpoint["origin"] = self.origin
         if "optimizer_states" in checkpoint:
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
         state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
-            unrefreshed = self.reference_refresh is None and key.startswith("reference.")
+            unrefreshed = not self.reference_moves and key.startswith("reference.")
             if unrefreshed or key in fixed:
                 del state[key]
 
@@ -483,7 +492,8 @@ class ReasonModule(LightningModule):
         data = getattr(trainer, "datamodule", None)
         require_parts(checkpoint, data, continues, policy_version="the number of rollouts")
         check_notes("ckpt_path", checkpoint.get("adapters", {}), self.backbone.describe())
-        check_weights(set(checkpoint["state_dict"]), set(self.state_dict()) - self._fixed)
+        check_origin(checkpoint.get("origin", {}), self.origin)
+        check_weights(checkpoint["state_dict"], self.state_dict(), self._fixed)
         self.policy_version = count({"policy_version": 0, **checkpoint}, "policy_version")
         if continues:
             keep_own_files(trainer, checkpoint["callbacks"])
@@ -492,5 +502,6 @@ class ReasonModule(LightningModule):
             if hasattr(data, "cursor"):
                 state = checkpoint[type(data).__qualname__]
                 require_count(state, "cursor", trained, more=True)
+        self.reference_moves |= any(k.startswith("reference.") for k in checkpoint["state_dict"])
         self.stepped = set(checkpoint.get("stepped", self.trained))
         self.guard.restore(checkpoint.get("nonfinite", {}))

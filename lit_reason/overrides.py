@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_reason.critics import FRESH
 from lit_reason.errors import ConfigError, naming
 from lit_reason.given import leaves
 from lit_reason.optimizers import build_optimizer
@@ -22,6 +23,8 @@ from lit_reason.restored_states import keeps_moments
 
 Changes = dict[str, tuple[str, str]]  # key -> (earlier value, present value)
 
+# what decides nothing but how networks begin, and is read in no later part of a run
+START = re.compile(r"model\.backbone(\.base)?(\.(seed|name|critic_init))?")
 STATEFUL = re.compile(r"model\.((actor|critic)_)?(optimizer|scheduler)")
 NOTHING = ("None", "unset")
 OF_THE_COMMAND = ("ckpt_path", "run_dir", "config", "weights_only")
@@ -42,15 +45,14 @@ def changes(earlier: str, present: str) -> Changes:
         ConfigError: The earlier text is no configuration.
     """
     try:
-        before = yaml.safe_load(earlier)
-    except yaml.YAMLError:
-        before = None
+        before = yaml.load(earlier, _WithoutAliases)
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError):
+        before = None  # YAML does not catch what a value like `!!int ''` raises
     if not isinstance(before, dict):
-        raise ConfigError(
-            "ckpt_path: the configuration that it holds is no YAML; take another of "
-            "RUN_DIR/checkpoints"
-        )
+        raise ConfigError(f"ckpt_path: the configuration that it holds is none; {CHANGED}")
     old, new = (dict(leaves("", content)) for content in (before, yaml.safe_load(present)))
+    _write_out(old, new)
+    _write_out(new, old)
     return {
         key: (old.get(key, "unset"), new.get(key, "unset"))
         for key in sorted({*old, *new})
@@ -58,13 +60,35 @@ def changes(earlier: str, present: str) -> Changes:
     }
 
 
+def _write_out(mine: dict[str, str], other: dict[str, str]) -> None:
+    """Adds the critic's optimizer where only the other side has one that is not the actor's."""
+    actors, critics = "model.actor_optimizer", "model.critic_optimizer"
+    if mine.get(critics, "unset") in NOTHING and other.get(critics, "unset") not in NOTHING:
+        own = {k: v for k, v in mine.items() if k == actors or k.startswith(f"{actors}.")}
+        mine |= {k.replace(actors, critics, 1): v for k, v in own.items()}
+
+
+class _WithoutAliases(yaml.SafeLoader):
+    """Refuses aliases: `config.yaml` is written without, and a few fill the memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError
+        return super().compose_node(parent, index)
+
+
 def check_changes(changed: Changes) -> None:
-    """Refuses another optimizer or schedule, which could not go on from the state of the old one.
+    """Refuses what could not apply: another optimizer, schedule or start of the networks.
 
     Raises:
         ConfigError: The first such change.
     """
     for key, (old, new) in changed.items():
+        if START.fullmatch(key) and not _is_moved(key, old, new):
+            raise ConfigError(
+                f"{key}={new}: the networks began with {old} and go on from the checkpoint; set it "
+                "to that, or start a new run"
+            )
         if not STATEFUL.fullmatch(key) or (old in NOTHING and new in NOTHING):
             continue
         given = "null" if new in NOTHING else new
@@ -75,6 +99,17 @@ def check_changes(changed: Changes) -> None:
             f"{key}={given}: the checkpoint {has}; {back}, or start a new run from an exported "
             "policy"
         )
+
+
+def _is_moved(key: str, old: str, new: str) -> bool:
+    """Whether two values may name the same start: of a class elsewhere, or of a folder now gone."""
+    if key.endswith("critic_init") and old not in FRESH:
+        return True
+    return "unset" in (old, new) or _last(old) == _last(new)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes) -> None:
@@ -92,7 +127,7 @@ def check_state(module: Any, states: Sequence[dict[str, Any]], changed: Changes)
         ConfigError: The first such setting.
     """
     for network, saved in zip(module.trained, states, strict=True):
-        mine = _below(changed, module.optimizer_key(network))
+        mine = _of_optimizer(module, network, changed)
         weights = module.weights(network)
         held = {i: s for i, s in saved["state"].items() if s and isinstance(i, int)}
         if not held:
@@ -189,8 +224,17 @@ def steps_of(schedule: Any) -> int:
 
 def changed_schedules(module: Any, changed: Changes) -> list[str]:
     """Networks whose schedules are made anew, as `apply_changes` does."""
-    keys = {n: (module.optimizer_key(n), module.scheduler_key(n)) for n in module.trained}
-    return [n for n, of in keys.items() if any(_below(changed, key) for key in of)]
+    return [
+        n
+        for n in module.trained
+        if _of_optimizer(module, n, changed) or _below(changed, module.scheduler_key(n))
+    ]
+
+
+def _of_optimizer(module: Any, network: str, changed: Changes) -> Changes:
+    """The changes of a network's optimizer, also where it has none of its own any more."""
+    keys = {module.optimizer_key(network), f"model.{network}_optimizer"}
+    return {k: v for key in sorted(keys) for k, v in _below(changed, key).items()}
 
 
 def _below(changed: Changes, key: str) -> Changes:

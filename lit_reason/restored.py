@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lit_reason.errors import ConfigError
 
 CHANGED = "it was changed, or written by something else; take another of RUN_DIR/checkpoints"
@@ -37,6 +40,15 @@ def count(checkpoint: object, name: str) -> int:
     if type(value) is not int or not 0 <= value < MOST:
         raise ConfigError(f"ckpt_path: its {name} is {value!r:.40}, expected a count; {CHANGED}")
     return value
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is one number after the other, which all of a run's are.
+
+    Args:
+        tensor: Any.
+    """
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
 
 
 def require_parts(

@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Adafactor, Optimizer
 from lit_reason.errors import ConfigError
 from lit_reason.networks import broken_weight
 from lit_reason.optimizers import build_optimizer, build_schedule, of_torch
-from lit_reason.restored import CHANGED, MOST, count, steps_taken
+from lit_reason.restored import CHANGED, MOST, count, is_plain, steps_taken
 
 # sums and means of squares and of magnitudes, counts, and step sizes; of torch's optimizers
 NEVER_NEGATIVE = {
@@ -158,6 +158,16 @@ def _fault(
     values = torch.as_tensor(moment)
     if None not in shapes and tuple(values.shape) not in shapes:
         return f"has shape {tuple(values.shape)}, not {shapes[0]}"
+    return _numbers_fault(values, never_negative)
+
+
+def _numbers_fault(values: Tensor, never_negative: bool) -> str | None:
+    """What is wrong with the numbers of a moment."""
+    if not is_plain(values):
+        return "is no plain tensor"
+    whole = values.ndim == 0 and values.dtype != torch.bool and not values.is_complex()
+    if not (values.is_floating_point() or whole):  # counts are whole numbers in some versions
+        return f"is {values.dtype}, no floating numbers"
     if bool(values.isnan().any()):
         return "is nan"
     if not bool(values.isfinite().all()):
@@ -172,7 +182,7 @@ def _is_state(state: Any) -> bool:
 def settle_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
     """Refuses settings of optimizers that are none; to be called if the optimizers are the same.
 
-    Switches, which no schedule moves, are set to those of the configuration.
+    What no schedule moves is set to what the configuration says.
 
     Args:
         module: With its networks built.
@@ -184,6 +194,8 @@ def settle_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
     for network, saved in zip(module.trained, states, strict=True):
         optimizer = build_optimizer(module, network)
         fresh = optimizer.state_dict()["param_groups"]
+        schedule = _unused_schedule(module, network, optimizer)
+        noted = optimizer.state_dict()["param_groups"]
         given = saved.get("param_groups")
         groups = given if isinstance(given, list) else []
         held = [group.get("params") if isinstance(group, dict) else None for group in groups]
@@ -191,7 +203,7 @@ def settle_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
             raise ConfigError(
                 f"ckpt_path: its param_groups of the {network} are not of its weights; {CHANGED}"
             )
-        for group, own in zip(groups, fresh, strict=True):
+        for group, own, new in zip(groups, fresh, noted, strict=True):
             wanted = {**own, "initial_lr": own["lr"]} if "lr" in own else own
             for name in [name for name in wanted if name in group or name == "lr"]:
                 if not _alike(group.get(name), wanted[name]):
@@ -200,8 +212,27 @@ def settle_groups(module: Any, states: Sequence[Mapping[str, Any]]) -> None:
                         f"{group.get(name)!r:.40}; {CHANGED}"
                     )
             if of_torch(optimizer):
-                group.update({k: v for k, v in own.items() if v is None or isinstance(v, bool)})
                 _check_accepted(type(optimizer), group, network)
+                moved = {"params", *_moved(schedule, new)}
+                group.update({k: v for k, v in new.items() if k not in moved})
+
+
+def _unused_schedule(module: Any, network: str, optimizer: Optimizer) -> Any:
+    """The configured schedule over an optimizer that takes no step; `None` if it has none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it takes none
+        return build_schedule(module, network, optimizer)
+
+
+def _moved(schedule: Any, group: Mapping[str, Any]) -> set[str]:
+    """What a schedule may move of the settings of an optimizer."""
+    if schedule is None:
+        return set()
+    if not of_torch(schedule):
+        return {k for k, v in group.items() if not (v is None or isinstance(v, bool))}
+    parts = getattr(schedule, "_schedulers", [])
+    cycled = {"momentum", "betas"} if getattr(schedule, "cycle_momentum", False) else set()
+    return {"lr"}.union(cycled, *(_moved(part, group) for part in parts))
 
 
 def _check_accepted(kind: type[Optimizer], group: Mapping[str, Any], network: str) -> None:
@@ -248,9 +279,7 @@ def settle_schedules(module: Any, states: Any, trained: int, changed: Sequence[s
             f"{CHANGED}"
         )
     for network, state in zip(scheduled, states, strict=True):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the optimizer of the copy takes no step
-            fresh = build_schedule(module, network, build_optimizer(module, network))
+        fresh = _unused_schedule(module, network, build_optimizer(module, network))
         _settle(fresh, state, trained, network in changed)
 
 

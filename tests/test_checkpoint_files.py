@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_reason.checkpoints import Checkpoints
 from tests.conftest import SMALL, fails, fit, tiny
 from tests.test_restored import tamper
 
@@ -143,6 +144,13 @@ def test_a_best_checkpoint_that_is_gone_is_none_to_beat():
     assert best(Path("run")) == ["best_00002.ckpt"]
 
 
+@pytest.mark.usefixtures("copied")
+def test_a_finished_run_that_goes_on_from_its_best_checkpoint_writes_no_other_file():
+    held = sorted(path.name for path in LAST.parent.iterdir())
+    fit(*GRPO, f"--ckpt_path={LAST.parent / 'best_00001.ckpt'}")
+    assert sorted(path.name for path in LAST.parent.iterdir()) == held
+
+
 def scores(value):
     """Gives every best checkpoint a score."""
 
@@ -168,3 +176,66 @@ def test_the_worst_of_the_best_is_found_by_the_scores():
     tamper(LAST, names("kth_best_model_path", "run/checkpoints/other.ckpt"))
     fit(*GRPO, *ON)
     assert len(best(Path("run"))) == 1
+
+
+OWN = "--callbacks.own=lightning.pytorch.callbacks.ModelCheckpoint"
+OWNS = {
+    "as the run's": [OWN],
+    "of every rollout": [
+        OWN,
+        "--callbacks.own.every_n_train_steps=1",
+        "--callbacks.own.save_top_k=-1",
+    ],
+    "elsewhere": [OWN, "--callbacks.own.dirpath=elsewhere", "--callbacks.own.save_last=true"],
+    "the last": [OWN, "--callbacks.own.save_last=true"],
+    "seldom": [OWN, "--callbacks.own.every_n_epochs=3"],
+}
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("own", OWNS)
+def test_a_checkpoint_callback_of_the_users_own_writes_beside_the_runs(own):
+    for epochs in (2, 3):
+        fit(*GRPO, *OWNS[own], "--ckpt_path=last", f"--trainer.max_epochs={epochs}")
+        assert torch.load(LAST, weights_only=True)["policy_version"] == epochs
+    assert [path.name for path in LAST.parent.glob("rollout_*.ckpt")] == ["rollout_00003.ckpt"]
+    assert len(best(Path("run"))) == 1
+
+
+def former(saved):
+    """The state as it was before the callback of the run had a key of its own."""
+    states = saved["callbacks"]
+    for key in [key for key in states if key.startswith("LastCheckpoint")]:
+        states[key.replace("LastCheckpoint", "ModelCheckpoint")] = states.pop(key)
+
+
+@pytest.mark.usefixtures("copied")
+def test_the_state_of_an_earlier_run_is_found():
+    tamper(LAST, former)
+    fit(*GRPO, *ON)
+    assert [path.name for path in LAST.parent.glob("rollout_*.ckpt")] == ["rollout_00002.ckpt"]
+
+
+def test_two_callbacks_that_lightning_cannot_tell_apart_are_one_line(capsys):
+    more = [OWN, OWN.replace("own", "other")]
+    line = fails(capsys, "fit", *GRPO, *more, "--run_dir=run")
+    assert "trainer: Found more than one stateful callback of type `ModelCheckpoint`" in line
+
+
+def test_what_another_run_is_writing_is_left_alone(tmp_path, monkeypatch):
+    """Only in the folder of the run nobody else writes, so that a partial file is a leftover."""
+    theirs = tmp_path / "shared" / ".theirs.ckpt.partial"
+    for run_dir, left in {"run": True, "shared": False}.items():
+        monkeypatch.setenv("LIT_REASON_RUN_DIR", str(tmp_path / run_dir))
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("half a file")
+        Checkpoints().save_checkpoint({"a": 1}, tmp_path / "shared" / "mine.ckpt")
+        assert theirs.exists() == left
+
+
+@pytest.mark.usefixtures("copied")
+def test_the_last_checkpoint_is_found_also_by_a_run_that_writes_none(caplog):
+    fit(*GRPO, *ON, "--trainer.enable_checkpointing=false")
+    assert torch.load(LAST, weights_only=True)["policy_version"] == 1
+    assert len(Path("run/metrics.csv").read_text().splitlines()) > 3
+    assert "weights_only" not in caplog.text

@@ -3,16 +3,22 @@
 import shutil
 import warnings
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim import lr_scheduler as lr
 
+from lit_reason.backbones import ASSETS
 from lit_reason.cli import run
-from lit_reason.overrides import renew, replay, steps_of
-from tests.conftest import SMALL, fit, tiny
+from lit_reason.errors import ConfigError
+from lit_reason.overrides import changes, check_changes, renew, replay, steps_of
+from scripts.kill_test import arguments, compare
+from tests.conftest import SMALL, fails, fit, tiny
 
 RATE = 0.01
 
@@ -171,6 +177,27 @@ def test_another_peak_of_a_cycle_applies(continued, capsys):
     assert len({float(state["step"]) for state in optimizer.state.values()}) == 1
 
 
+def test_a_reference_that_is_no_longer_refreshed_stays_where_it_was():
+    flags = ["--model.terms.kl.coef=1.0", "--model.actor_optimizer.lr=3e-3"]
+    fit(*arguments("grpo", rollouts=2), *flags, "--model.reference_refresh=1")
+    shutil.copytree("run", "whole")
+    for folder, lengths in {"whole": [6], "run": [4, 6]}.items():
+        for length in lengths:
+            kept = ["--model.reference_refresh=null", "--ckpt_path=last"]
+            fit(*arguments("grpo", length), *flags, *kept, run_dir=folder)
+    assert compare(Path("whole"), Path("run"), rollouts=6) == []
+
+
+BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+NONE = ["a: [", "- a", "a: &a [*a]", f"a: &a [x]\n{BOMB}", "[" * 10**5, "a: !!int ''"]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_a_text_that_is_no_configuration_is_refused(text):
+    with pytest.raises(ConfigError, match="the configuration that it holds is none; it"):
+        changes(text, "a: 1")
+
+
 def test_a_setting_that_needs_another_state_is_refused_before_anything_runs(continued, capsys):
     with pytest.raises(SystemExit):
         run([*continued, "--model.actor_optimizer.amsgrad=true"])
@@ -178,3 +205,92 @@ def test_a_setting_that_needs_another_state_is_refused_before_anything_runs(cont
     assert "model.actor_optimizer.amsgrad=True: needs 'max_exp_avg_sq', which" in printed.err
     assert "set it to False" in printed.err
     assert "changed on resuming" not in printed.out
+
+
+SCRATCH = [*tiny("ppo"), *SMALL, "--model.backbone=Scratch", "--model.kl_in_reward=0.1"]
+SCRATCH += ["--model.backbone.alphabet=0123456789+=(),aimnx"]
+STARTS = {
+    "seed=1": "model.backbone.seed=1: the networks began with 0 and go on from the checkpoint; set",
+    "critic_init=random": "critic_init=random: the networks began with policy and go on",
+    "heads=4": "model.backbone: is not of the architecture that the checkpoint was trained in; ",
+    "layers=4": "model.backbone: is not of the architecture that the checkpoint was trained in; ",
+    "alphabet=+=(),aimnx0123456789": "model.backbone: has not the vocabulary",
+}
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """A run of two rollouts of a new model."""
+    folder = tmp_path_factory.mktemp("scratch") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        fit(*SCRATCH, run_dir=folder)
+    return folder
+
+
+@pytest.mark.parametrize("flag", STARTS)
+def test_another_start_of_the_networks_is_refused(flag, scratch, capsys):
+    shutil.copytree(scratch, "run")
+    on = ["--ckpt_path=last", "--trainer.max_epochs=2", "--run_dir=run"]
+    assert STARTS[flag] in fails(capsys, "fit", *SCRATCH, f"--model.backbone.{flag}", *on)
+
+
+PATH = ASSETS / "plan_count"
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("critic_init", "critics/a", "policy"),  # its folder may be gone
+        ("critic_init", "critics/a", "b"),
+        ("path", "a", "b"),
+        ("gradient_checkpointing", "False", "True"),
+        ("new_in_this_version", "unset", "1"),
+        ("", "parts.Own", "package.parts.Own"),
+    ],
+)
+def test_what_may_change_of_a_backbone_is_not_refused(key, old, new):
+    check_changes({f"model.backbone.{key}".rstrip("."): (old, new)})
+
+
+def test_another_class_of_backbone_is_refused(continued, capsys):
+    line = fails(capsys, *continued, "--model.backbone=Pretrained", f"--model.backbone.path={PATH}")
+    assert "model.backbone=lit_reason.backbones.Pretrained: the networks began with" in line
+
+
+def test_a_model_that_moved_is_taken_and_a_reference_of_other_weights_warned_of(recwarn):
+    args = [*tiny("grpo"), *SMALL, "--model.backbone=Pretrained", "--data.rollouts_per_epoch=1"]
+    fit(*args, f"--model.backbone.path={PATH}")
+    file = Path(shutil.copytree(PATH, "moved"), "model.safetensors")
+    text = "its weights are not those that the run began with, and the reference has changed"
+    for epochs, changes_weights in {2: False, 3: True}.items():
+        if changes_weights:
+            weights = {k: 1.5 * v for k, v in load_file(file).items()}
+            save_file(weights, file, {"format": "pt"})
+        recwarn.clear()
+        on = ["--ckpt_path=last", f"--trainer.max_epochs={epochs}"]
+        fit(*args, "--model.backbone.path=moved", *on)
+        assert any(text in str(w.message) for w in recwarn) == changes_weights
+
+
+SHARED = [*tiny("ppo"), *SMALL, "--data.rollouts_per_epoch=1", "--model.actor_optimizer.lr=1e-3"]
+OWN = ["--model.critic_optimizer=torch.optim.AdamW", "--model.critic_optimizer.lr=1e-2"]
+
+
+def test_an_optimizer_of_the_critics_own_goes_on_from_the_moments_of_a_shared_one(capsys):
+    steps = []
+    for epochs, own, rate in [(1, [], 1e-3), (2, OWN, 1e-2), (3, [], 1e-3)]:
+        on = ["--ckpt_path=last"] if epochs > 1 else []
+        fit(*SHARED, *own, *on, f"--trainer.max_epochs={epochs}")
+        critic, actor = torch.load("run/checkpoints/last.ckpt")["optimizer_states"]
+        assert critic["param_groups"][0]["lr"] == rate
+        assert actor["param_groups"][0]["lr"] == 1e-3
+        steps.append(float(critic["state"][0]["step"]))
+    assert steps == [steps[0], 2 * steps[0], 3 * steps[0]]
+    said = "changed on resuming: model.critic_optimizer.lr="
+    printed = capsys.readouterr().out
+    assert f"{said}0.01, was 0.001" in printed
+    assert f"{said}0.001, was 0.01" in printed
+    other = "--model.critic_optimizer=torch.optim.SGD"
+    line = fails(capsys, "fit", *SHARED, other, "--ckpt_path=last", "--run_dir=run")
+    assert "SGD: the checkpoint holds the state of torch.optim.AdamW; continue with that" in line

@@ -103,6 +103,24 @@ def infinite(name):
     return change
 
 
+def weight(change):
+    """Changes one weight of the actor."""
+
+    def of(saved):
+        name = next(name for name in saved["state_dict"] if name.startswith("actor."))
+        saved["state_dict"][name] = change(saved["state_dict"][name])
+
+    return of
+
+
+def as_moment(change):
+    def of(saved):
+        state = saved["optimizer_states"][0]["state"][3]
+        state["exp_avg"] = change(state["exp_avg"])
+
+    return of
+
+
 FIRST = ("optimizer_states", 0)
 STEPS = ("loops", "fit_loop", "epoch_loop.manual_optimization.optim_step_progress")
 PROGRESS = ("loops", "fit_loop", "epoch_loop.batch_progress")
@@ -146,7 +164,21 @@ DAMAGED = {
     "holds no callbacks, the states of callbacks": without("callbacks"),
     "holds no loops, the epoch": without("loops"),
 }
+EMBEDDING = "actor.model.embed_tokens.weight"
 REFUSED = {
+    f"its {EMBEDDING} is torch.int64, not torch.float32": weight(torch.Tensor.long),
+    f"its {EMBEDDING} is torch.complex64, not torch.float32": weight(torch.Tensor.cfloat),
+    f"its {EMBEDDING} is torch.float16, not torch.float32": weight(torch.Tensor.half),
+    f"its {EMBEDDING} is no plain tensor": weight(torch.Tensor.to_sparse),
+    f"its {EMBEDDING} has the shape (22, 64), not (23, 64); give the": weight(lambda w: w[1:]),
+    "holds actor.more, which the network lacks; give the configuration": given(
+        torch.ones(1), "state_dict", "actor.more"
+    ),
+    "lacks 1 weights of the actor, like actor.model.embed": without("state_dict", EMBEDDING),
+    "its exp_avg of the actor's weight 3 is no plain tensor": as_moment(torch.Tensor.to_sparse),
+    "its exp_avg of the actor's weight 3 is torch.complex64": as_moment(torch.Tensor.cfloat),
+    "its exp_avg of the actor's weight 3 is torch.int64": as_moment(torch.Tensor.long),
+    "its step of the actor's weight 3 is torch.bool": moment(torch.tensor(True), "step"),
     "its exp_avg_sq of the actor's weight 3 is negative": negative,
     "its exp_avg_sq of the actor's weight 3 is infinite": infinite("exp_avg_sq"),
     "its exp_avg of the actor's weight 3 is infinite": infinite("exp_avg"),
@@ -177,7 +209,7 @@ REFUSED = {
     "holds no policy_version, the number of rollouts": without("policy_version"),
     "holds no optimizer_states": without("optimizer_states"),
     "holds no state_dict": without("state_dict"),
-    "the configuration that it holds is no YAML": given(
+    "the configuration that it holds is none": given(
         {"config": "a: ["}, "callbacks", "RecordConfig"
     ),
 }
@@ -201,13 +233,16 @@ def test_a_checkpoint_from_which_a_run_would_not_go_on_is_one_line(message, copi
 
 def test_what_the_configuration_says_is_not_taken_from_the_checkpoint(copied):
     def change(saved):
-        saved["optimizer_states"][0]["param_groups"][0]["maximize"] = True
+        (group,) = saved["optimizer_states"][0]["param_groups"]
+        group |= {"maximize": True, "betas": (0.1, 0.1), "weight_decay": 0.5, "initial_lr": 1.0}
         saved["lr_schedulers"][0]["total_iters"] = -3
 
     tamper(copied, change)
     fit(*GRPO, f"--ckpt_path={copied}", "--trainer.max_epochs=2")
     saved = torch.load(copied, weights_only=True)
-    assert saved["optimizer_states"][0]["param_groups"][0]["maximize"] is False
+    (group,) = saved["optimizer_states"][0]["param_groups"]
+    assert (group["maximize"], group["betas"], group["weight_decay"]) == (False, (0.9, 0.999), 0.0)
+    assert group["initial_lr"] == 3e-4
     assert saved["lr_schedulers"][0]["total_iters"] == 5
     assert saved["lr_schedulers"][0]["last_epoch"] == 4
 
@@ -308,6 +343,22 @@ def test_states_that_a_run_writes_are_taken_as_they_are(optimizer, schedule, ste
     check_state(module, states, {})
     settle_schedules(module, schedules, steps)
     assert (states[0]["param_groups"], str(schedules)) == before
+
+
+@pytest.mark.parametrize(
+    ("schedule", "moved"),
+    [(None, []), ("LambdaLR", ["lr"]), ("OneCycleLR", ["betas", "lr"]), ("SequentialLR", ["lr"])],
+)
+def test_numbers_that_no_schedule_moves_are_those_of_the_configuration(schedule, moved):
+    module = stand_in(OPTIMIZERS["AdamW, foreach"], KINDS.get(schedule))
+    states, _ = trained_states(module)
+    before = deepcopy(states[0]["param_groups"])
+    (group,) = states[0]["param_groups"]
+    changed = {"lr": 0.5, "betas": (0.1, 0.1), "eps": 0.1, "weight_decay": 0.5}
+    changed |= {k: 1.0 for k in ("initial_lr", "max_lr", "min_lr") if k in group}
+    group |= changed
+    settle_groups(module, states)
+    assert [k for k in sorted(group) if group[k] != before[0][k]] == moved
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

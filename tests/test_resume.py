@@ -741,6 +741,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint_whole(copied, ca
 def test_a_checkpoint_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
     """Killed at any moment, the earlier file is there; only the rename shows the new one."""
     path, seen = tmp_path / "last.ckpt", []
+    monkeypatch.setenv("LIT_REASON_RUN_DIR", str(tmp_path))
     (tmp_path / ".rollout_00002.ckpt.partial").write_text("of a run that was killed")
     Checkpoints().save_checkpoint({"a": 1}, path)
     rename = Path.replace
