@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_reason.advantages import GroupRelative
 from lit_reason.critics import RM
 from lit_reason.errors import (
+    STILL,
     ConfigError,
     ConfigWarning,
     require_at_least_one,
@@ -19,9 +20,11 @@ from lit_reason.errors import (
     warn_of_no_effect,
 )
 from lit_reason.restored import CHANGED, is_plain
+from lit_reason.rewards import Correctness, Reward
 
 if TYPE_CHECKING:
     from lit_reason.data import RolloutDataModule
+    from lit_reason.filters import GroupFilter
     from lit_reason.module import ReasonModule
 
 LENGTHS = ("total_iters", "T_max", "step_size")  # of torch's schedules, which checks none of them
@@ -115,6 +118,39 @@ def _check_reference(module: ReasonModule) -> None:
         raise ConfigError(
             f"model.reference_refresh={every}: would have no effect without a reference; add a "
             "KLToReference term, set model.kl_in_reward, or set it to null"
+        )
+
+
+def warn_of_rewards(rewards: Mapping[str, Reward], group_filter: GroupFilter | None) -> None:
+    """Warns of terms that reward worse responses or cancel, and of a filter that fits none.
+
+    Args:
+        rewards: The terms, by name.
+        group_filter: The filter, if there is one.
+    """
+    gains = {}
+    for name, term in rewards.items():
+        key = f"data.rewards.{name}"
+        right, wrong = getattr(term, "right", 1), getattr(term, "wrong", 0)
+        if isinstance(term, Correctness):
+            gains[key] = term.weight * (right - wrong)
+        if not term.directed or term.weight * (right - wrong) >= 0:
+            continue
+        said, fix = f"weight={term.weight:g}: negative", "set it above 0"
+        if term.weight > 0:
+            said, fix = f"right={right:g}: below wrong={wrong:g}", "exchange the two"
+        text = f"{key}.{said}, so that {type(term).__name__} rewards the worse responses; {fix}"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    if len(gains) > 1 and math.isclose(sum(gains.values()), 0, abs_tol=STILL):
+        text = f"{', '.join(gains)}: cancel, so that the verdict does not count; set one to null"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    reads = any(term.reads_verdicts for term in rewards.values())
+    if group_filter is not None and group_filter.needs_verdicts and not reads:
+        warnings.warn(
+            f"data.group_filter={type(group_filter).__name__}: reads verdicts, and no term of "
+            "data.rewards does; add Correctness, or set it to null",
+            ConfigWarning,
+            stacklevel=2,
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NoReturn, Optional, Union
 import lightning
 import torch
 import yaml
+from jsonargparse import _typehints
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -56,6 +57,7 @@ from lit_reason.errors import (
     call_ending_no_loop,
     place_of,
     printable,
+    renaming_warnings,
     users_mistake,
 )
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
@@ -101,8 +103,10 @@ from lit_reason.stopping import StopSignals, stop_in, stopping_at_once
 from lit_reason.trainer_checks import (
     check_callbacks,
     check_checkpoint,
+    check_distinct,
     check_length,
     check_manual_optimization,
+    check_numbers,
     check_precision,
     check_sections,
     check_seed,
@@ -115,6 +119,19 @@ Sections = dict[str, type]
 REASON: Sections = {"model": ReasonModule, "data": RolloutDataModule}
 COLD_START: Sections = {"model": ColdStart, "data": Demonstrations}
 LIGHTNING = Path(lightning.__file__).parent
+
+
+def drop_arguments(_: Any, former: Any, new: Any) -> None:
+    """Takes the arguments of a class away where another one is named.
+
+    The parser would keep those that the new class takes too, among them defaults that nobody set.
+    """
+    if former and "init_args" in former and former["class_path"] != new["class_path"]:
+        arguments = former["init_args"]
+        (arguments if isinstance(arguments, dict) else vars(arguments)).clear()
+
+
+_typehints.discard_init_args_on_class_path_change = drop_arguments
 
 # the default of `Timer.interval` is an enum although its type is a string
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, x: dumper.represent_data(x.value))
@@ -139,6 +156,19 @@ class ReasonParser(LightningArgumentParser):
         given = settings(self.arguments)
         sys.stderr.write(f"error: {printable(masked(full_key(line, given), given))}\n")
         self.exit(2)
+
+
+class ReasonTrainer(Trainer):
+    """Lightning's `Trainer`, whose step is a rollout where a rollout takes many optimizer steps.
+
+    `ModelCheckpoint.every_n_train_steps` and the `{step}` of a file's name count by it.
+    """
+
+    @property
+    def global_step(self) -> int:
+        """Rollouts of a `ReasonModule`; steps of all optimizers in a cold start."""
+        module = self.strategy.lightning_module
+        return module.policy_version if isinstance(module, ReasonModule) else super().global_step
 
 
 class RecordConfig(SaveConfigCallback):
@@ -297,6 +327,7 @@ class ReasonCLI(LightningCLI):
         if config.get("threads") is not None:
             torch.set_num_threads(usable_threads(config.threads))
         check_precision(config.trainer)
+        check_numbers(config.trainer)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
             check_strategy(config.trainer)
@@ -388,6 +419,7 @@ class ReasonCLI(LightningCLI):
             check_callbacks(callbacks)
         named = list(callbacks.values())
         given = [*as_list(config.get("callbacks")), *named]
+        check_distinct(given, {id(part): f"callbacks.{name}" for name, part in callbacks.items()})
         kwargs |= {
             "default_root_dir": run_dir,
             "callbacks": [
@@ -474,6 +506,7 @@ def build(args: list[str]) -> LightningCLI:
     common: dict[str, Any] = {
         "args": args,
         "auto_configure_optimizers": False,
+        "trainer_class": ReasonTrainer,
         "save_config_callback": RecordConfig,
         "parser_class": ReasonParser,
         "parser_kwargs": {"prog": "lit_reason", "version": __version__},
@@ -519,7 +552,9 @@ def run(args: list[str]) -> LightningCLI:
     try:
         with stopping_at_once():
             read_configs(args)
-            return build(args)
+            given = settings(args)
+            with renaming_warnings(lambda text, place: full_key(text, given, place)):
+                return build(args)
     except BaseException as error:
         if stopped := stop_in(error):
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
@@ -592,6 +627,7 @@ def quiet_lightning() -> None:
         r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning, with torch 2.13
         r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
         r".*LightningCLI's args parameter is intended.*",
+        r"Using ModelCheckpoint with manual optimization",  # weights after the update are meant
         r".*Couldn't infer the batch indices.*",  # predictions carry their own
         r".*your dataloader is not resumable.*",  # the data module keeps the place
         r"[\s\S]*was deprecated in v4",  # jsonargparse calls inside Lightning

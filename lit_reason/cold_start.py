@@ -23,7 +23,7 @@ from lit_reason.errors import ConfigError, naming, require_at_least_one, require
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
-from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.optimizers import build_optimizer, build_schedule, naming_step, warn_of_standstill
 from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
@@ -77,6 +77,7 @@ class ColdStart(LightningModule):
         optimizer = build_optimizer(self, "actor")
         schedule = build_schedule(self, "actor", optimizer)
         if schedule is None:
+            warn_of_standstill("model.optimizer", "policy", optimizer)
             return optimizer
         with naming("model.scheduler"):
             steps = self.trainer.estimated_stepping_batches
@@ -102,6 +103,20 @@ class ColdStart(LightningModule):
         loss = -token_mean(logprobs, batch.response_mask)
         self.log("loss", loss, prog_bar=True, batch_size=len(batch))
         return loss
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """Names the optimizer in what its step raises, but not in what the loss does."""
+        graded = []
+
+        def closure() -> Any:
+            loss = optimizer_closure()
+            graded.append(True)
+            return loss
+
+        with naming_step("model.optimizer", lambda: bool(graded)):
+            optimizer.step(closure=closure)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Ends a run that has diverged, while its weights are finite."""

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_reason.batch import Group, Prompt, RolloutBatch
+from lit_reason.checks import warn_of_rewards
 from lit_reason.contamination import without_overlap
 from lit_reason.encoding import encode_prompts
 from lit_reason.errors import (
@@ -138,6 +139,7 @@ class RolloutDataModule(LightningDataModule):
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
+        warn_of_rewards(self.rewards, group_filter)
         if group_filter is None:
             of_filter = {
                 "data.groups_per_round": groups_per_round,
@@ -192,6 +194,14 @@ class RolloutDataModule(LightningDataModule):
             raise ConfigError(
                 "data.sampling.temperature=0: every response to a prompt would be the same; "
                 "choose 1, or set data.val_sampling for greedy evaluation"
+            )
+        if self.val_sampling.temperature == 0 and self.val_samples > 1:
+            warnings.warn(
+                f"data.val_samples={self.val_samples}: with data.val_sampling.temperature=0 all "
+                "responses to a problem are the same, so pass@k and maj@k say no more than one; "
+                "set it to 1",
+                ConfigWarning,
+                stacklevel=2,
             )
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
             warnings.warn(

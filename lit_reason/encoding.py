@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from lit_reason.batch import Prompt
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, blaming
 from lit_reason.tasks import Task
 
 
@@ -29,7 +29,8 @@ def encode_prompts(
     Raises:
         ConfigError: No prompt is left, or one does not fit the model's context.
     """
-    prompts = [task[i] for i in range(len(task))]
+    with blaming(f"data.{key}", task):
+        prompts = [task[i] for i in range(len(task))]
     odd = next((p for p in prompts if not isinstance(p, Prompt) or type(p.text) is not str), None)
     if odd is not None:
         raise ConfigError(

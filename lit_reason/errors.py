@@ -15,6 +15,7 @@ from typing import Any
 from lit_reason.secrecy import masked
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+STILL = 1e-12  # a learning rate or a gradient below moves no weight in float32
 COUNTED = 2**63 - 1
 RESPONSES = 2**20  # of a rollout or an evaluation's batch; those of the papers hold some thousands
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
@@ -142,24 +143,52 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+_places: list[str] = []  # of the parts at work, the innermost last
+
+
 @contextmanager
 def placed(key: str) -> Iterator[None]:
-    """Notes of an error which part it comes from; a part does not know where it was configured.
+    """Notes which part an error or a warning comes from; none knows where it was configured.
 
     Args:
         key: The key that names the part. Of several around one another the innermost counts.
     """
+    _places.append(key)
     try:
         yield
     except RAISED as error:
         if place_of(error) is None:
             error.__dict__["place"] = key
         raise
+    finally:
+        _places.pop()
 
 
 def place_of(error: BaseException) -> str | None:
     """The key of the part that an error comes from; `None` if nobody has noted it."""
     return error.__dict__.get("place")
+
+
+@contextmanager
+def renaming_warnings(rename: Callable[[str, str | None], str]) -> Iterator[None]:
+    """Shows what warns of settings with other words.
+
+    Args:
+        rename: (message, key of the part at work) -> message.
+    """
+    show = warnings.showwarning
+
+    def shown(message: Any, category: Any, *rest: Any) -> None:
+        if issubclass(category, ConfigWarning):
+            message = category(rename(str(message), _places[-1] if _places else None))
+        show(message, category, *rest)
+
+    warnings.showwarning = shown  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if warnings.showwarning is shown:
+            warnings.showwarning = show
 
 
 def build_placed(build: Callable[[Any], Any], key: str, value: Any) -> Any:
@@ -190,6 +219,8 @@ def blaming(key: str, part: object) -> Iterator[None]:
     try:
         with placed(key):
             yield
+        if getattr(sys.stdout, "closed", False):
+            raise ConfigError(f"{key}: {type(part).__name__} closed stdout; leave it open")
     except ConfigError:
         raise
     except RAISED as error:

@@ -22,7 +22,7 @@ _UNKNOWN = re.compile(
 )
 _NULL = re.compile(r"Unable to load config '(?:null|None)'.*?[Kk]ey [\"']([\w.]+)[\"']")
 _POSITIONAL = re.compile(r"unrecognized arguments: ([^-]\S*)")
-_NO_VALUE = re.compile(r"argument --([\w.]+): expected one argument")
+_NO_VALUE = re.compile(r"argument --([\w.]+)(?:/\S+)?: expected one argument")
 _REQUIRED = re.compile(r"arguments are required: (.*)")
 _SUBCOMMAND = re.compile(r"argument subcommand: invalid choice: '(.*?)'")
 _CLASS = re.compile(r"dot import path string: ([^\s;]+)|Expected a path but (\S+) either not acc")
@@ -34,6 +34,7 @@ _AMBIGUOUS = re.compile(r"Multiple subclasses with name .*?ambiguity: ([\w., ]+)
 _NO_CLASS = re.compile(r"Not a valid subclass|argument of type '\w+' is not iterable")
 _CLASS_PATH = re.compile(r"Given value: Namespace\(class_path='([\w.]+)'")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+PRECISIONS = ("32-true", "32", "bf16-mixed")  # that do not round small updates away
 _EXAMPLES = {"optimizer": "torch.optim.AdamW", "scheduler": "torch.optim.lr_scheduler.LinearLR"}
 
 
@@ -142,7 +143,7 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
         return _abstract(key, value or class_name or "", given, types)
     hint = _type_of(key, given, types)
     reason = (
-        _wrong_choice(text)
+        _wrong_choice(key, text)
         or _left_out(key, class_name, hint)
         or _wrong_form(key, value, text, types)
         or _wrong_class(key, value, class_name, text, _type_of(key, given, types))
@@ -154,12 +155,16 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     return re.sub(r"^(?:Parser )?[Kk]ey \"[\w.]+\":;? ?", f"{where}: ", text)
 
 
-def _wrong_choice(text: str) -> str | None:
+def _wrong_choice(key: str, text: str) -> str | None:
     """Another word than those that may stand there, or one that stands for several classes."""
     if ambiguous := _AMBIGUOUS.search(text):
         return f"several classes have this name; choose one of {ambiguous.group(1)}"
-    if literal := _LITERAL.search(text):
-        return f"choose one of {literal.group(1).replace(chr(39), '')}"
+    if key == "trainer.precision":
+        return f"choose one of {', '.join(PRECISIONS)}"
+    if words := _LITERAL.findall(text):
+        known = [word.strip("' ") for literal in words for word in literal.split(",")]
+        known += ["true", "false"] if "bool" in _expected(text) else []
+        return f"choose one of {', '.join(dict.fromkeys(known))}"
     return None
 
 

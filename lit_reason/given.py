@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -191,9 +192,10 @@ def locate(
     close = [
         (k, v) for k, v in given if k == name or k.endswith(f".{name}") or k.startswith(f"{name}.")
     ]
-    same = [(k, v) for k, v in close if v in (value, class_name)]
+    same = [(k, v) for k, v in close if v == class_name or (value is not None and _same(v, value))]
     ending = [(k, v) for k, v in close if not k.startswith(f"{name}.")]
-    for chosen in (same, ending if value is None else []):
+    alone = len({k for k, _ in ending}) == 1
+    for chosen in (same, ending if value is None or alone else []):
         if chosen:
             return chosen[-1]
     return name, value or ""
@@ -219,6 +221,8 @@ def full_key(message: str, given: Settings, place: str | None = None) -> str:
         >>> full_key("task.limit=0: must be at least 1", given, "data.task")
         'data.task.limit=0: must be at least 1'
     """
+    if message.startswith("trainer: "):
+        return _of_trainer(message, given)
     head = _HEAD.match(message)
     if head is None or head.group(1) in _SECTIONS:
         return message
@@ -234,8 +238,22 @@ def full_key(message: str, given: Settings, place: str | None = None) -> str:
     return chosen[-1] + message[head.end(2) :] if chosen else message
 
 
+def _of_trainer(message: str, given: Settings) -> str:
+    """What Lightning says of its settings, behind the first one that it names."""
+    held = {key: value for key, value in given if key.startswith("trainer.")}
+    words = re.findall(r"\w+", message)
+    # Lightning takes it for the limits of training and validation
+    limits = any(word.startswith("limit_") for word in words)
+    names = [*words, *(["overfit_batches"] if limits else [])]
+    key = next((f"trainer.{name}" for name in names if f"trainer.{name}" in held), None)
+    if key == "trainer.overfit_batches":
+        message = re.sub(r"limit_\w+", "overfit_batches", message)
+    return message if key is None else f"{key}={held[key]}: {message.removeprefix('trainer: ')}"
+
+
 def _same(given: str, stated: str) -> bool:
     try:
-        return float(given) == float(stated)
+        numbers = float(given), float(stated)
+        return numbers[0] == numbers[1] or all(map(math.isnan, numbers))
     except ValueError:
         return given.strip("'\"") == stated.strip("'\"")

@@ -166,8 +166,8 @@ def _number(where: str, value: Any, weight: float) -> float:
         ) from error
     if not abs(number) < LARGEST:
         raise ConfigError(
-            f"{where} returned {number}; rewards must be finite; return None where it has nothing "
-            "to say"
+            f"{where} returned {number}; rewards must be finite, and below {LARGEST:.0e} in size; "
+            "scale it down, or return None where it has nothing to say"
         )
     return number
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.errors import ConfigError, blaming, require_at_least_one, require_float32
+from lit_reason.errors import (
+    STILL,
+    ConfigError,
+    ConfigWarning,
+    blaming,
+    require_at_least_one,
+    require_float32,
+)
 from lit_reason.forms import require_tensor
 from lit_reason.functional import Reduce, aggregate, masked_sum, unchecked_values
 from lit_reason.objectives import LossTerm
+from lit_reason.optimizers import naming_step
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class Update:
         require_at_least_one("model.update", **counts)
         key = "model.update.max_grad_norm"
         require_float32(key, self.max_grad_norm, ", or null", unbounded=True)
+        if (self.max_grad_norm or 1) < STILL:
+            text = f"{key}={self.max_grad_norm}: clips every gradient to nothing; choose 1, or null"
+            warnings.warn(text, ConfigWarning, stacklevel=2)
 
     def schedule(self, network: str) -> tuple[int, int]:
         """(epochs, responses per optimizer step) of "actor" or "critic"."""
@@ -138,6 +150,7 @@ class Learner:
         forward: (network, micro-batch) -> outputs that the terms read.
         max_grad_norm: Largest gradient norm; `None` does not clip.
         reduce: Sums a tensor over data-parallel ranks; `None` on one process.
+        optimizer_key: Where its optimizer is configured; `None` takes the usual place.
     """
 
     def __init__(
@@ -148,7 +161,9 @@ class Learner:
         forward: Callable[[nn.Module, Experience], Any],
         max_grad_norm: float | None,
         reduce: Reduce | None = None,
+        optimizer_key: str | None = None,
     ) -> None:
+        self.optimizer_key = optimizer_key or f"model.{name}_optimizer"
         self.name, self.network, self.terms, self.forward = name, network, terms, forward
         self.max_grad_norm, self.reduce = max_grad_norm, reduce
         self.parameters = [p for p in network.parameters() if p.requires_grad]
@@ -195,7 +210,8 @@ class Learner:
         losses = [stats[f"loss/{name}"] for name in self.terms]
         finite = torch.isfinite(torch.stack([norm, *losses])).all()
         if finite:
-            optimizer.step()
+            with naming_step(self.optimizer_key):
+                optimizer.step()
         optimizer.zero_grad()
         return {
             **stats,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from lit_reason.checks import (
     warn_of_sizes,
 )
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, ConfigWarning, ending_no_loop, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ending_no_loop, naming, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
 from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
@@ -46,7 +45,7 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
-from lit_reason.optimizers import build_optimizer, build_schedule
+from lit_reason.optimizers import build_optimizer, build_schedule, warn_of_standstill
 from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
@@ -65,7 +64,8 @@ class ReasonModule(LightningModule):
 
     The networks are built in `configure_model`; one that the configuration does not need (critic
     without a `value` term, reference without a KL term) is never built. Progress is counted in
-    rollouts: `trainer.global_step` counts the steps of every optimizer and is not used.
+    rollouts: `trainer.global_step`, which counts the steps of every optimizer in a Lightning
+    `Trainer` and rollouts on the command line, is not used.
 
     Args:
         backbone: Where networks and tokenizer come from.
@@ -193,9 +193,8 @@ class ReasonModule(LightningModule):
         for name in self.trained:
             key = self.optimizer_key(name)
             optimizer = build_optimizer(self, name)
-            if name not in rated and all(g.get("lr") == 0 for g in optimizer.param_groups):
-                text = f"{key}.lr=0: the {name} never changes; choose a rate above 0"
-                warnings.warn(text, ConfigWarning, stacklevel=1)
+            if name not in rated:
+                warn_of_standstill(key, name, optimizer)
             if isinstance(optimizer, LBFGS):
                 raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
@@ -363,7 +362,8 @@ class ReasonModule(LightningModule):
 
     def _learner(self, name: str, terms: dict[str, LossTerm], forward: Any) -> Learner:
         network = getattr(self, name)
-        return Learner(name, network, terms, forward, self.update.max_grad_norm, self.reduce)
+        norm, key = self.update.max_grad_norm, self.optimizer_key(name)
+        return Learner(name, network, terms, forward, norm, self.reduce, key)
 
     def _backward(self, loss: Tensor) -> None:
         """Backward without the strategy's own gradient averaging: the learner sums over ranks.
@@ -479,6 +479,8 @@ class ReasonModule(LightningModule):
         checkpoint["origin"] = self.origin
         if "optimizer_states" in checkpoint:
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
+        # what the loops have counted, with which it is compared: `ReasonTrainer` counts rollouts
+        checkpoint["global_step"] = self.trainer.fit_loop.epoch_loop.global_step
         state, fixed = checkpoint["state_dict"], self._fixed
         for key in list(state):
             unrefreshed = not self.reference_moves and key.startswith("reference.")

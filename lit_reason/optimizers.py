@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_reason.errors import ConfigError, naming
+from lit_reason.errors import STILL, ConfigError, ConfigWarning, naming, users_frame
 
 
 def build_optimizer(
@@ -30,6 +33,11 @@ def build_optimizer(
         stepped = module.weights(network) if weights is None else weights
         optimizer: Optimizer = module.optimizer_factories[network](stepped)
     for group in optimizer.param_groups:
+        if group.get("maximize"):
+            raise ConfigError(
+                f"{key}.maximize=true: climbs the loss, and so trains for what it punishes; set it "
+                "to false"
+            )
         # one that is not torch's may take infinity for "no bound"
         for name in [*group] if of_torch(optimizer) else ["lr"]:
             if not _is_finite(value := group.get(name)):
@@ -48,6 +56,35 @@ def build_schedule(module: Any, network: str, optimizer: Optimizer) -> Any:
         return None
     with naming(module.scheduler_key(network)):
         return factory(optimizer)
+
+
+def warn_of_standstill(key: str, network: str, optimizer: Optimizer) -> None:
+    """Warns of learning rates with which no weight moves."""
+    rates: list[Any] = [g.get("lr") for g in optimizer.param_groups]  # None where it sets its own
+    if all(rate is not None and rate < STILL for rate in rates):
+        text = f"{key}.lr={float(rates[0]):g}: the {network} never changes; choose a rate above"
+        warnings.warn(f"{text} {STILL:g}", ConfigWarning, stacklevel=2)
+
+
+@contextmanager
+def naming_step(key: str, reached: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Puts the key of an optimizer before what its step raises, as one that takes no such tensors.
+
+    Args:
+        key: The key.
+        reached: Whether the optimizer had begun; what it waits for names itself.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        own = isinstance(error, ConfigError) or users_frame(error) is not None
+        if own or isinstance(error, torch.OutOfMemoryError) or not reached():
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raised = f"{type(error).__name__}: {first.rstrip('.')}"
+        raise ConfigError(
+            f"{key}: its step raised {raised}; choose other arguments, or torch.optim.AdamW"
+        ) from error
 
 
 def of_torch(part: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -13,10 +13,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
+from lit_reason.explain import PRECISIONS
 from lit_reason.run_dir import newest_checkpoint, typed
 from lit_reason.sharding import FSDP2, NAME
 
-PRECISIONS = ("32-true", "32", "bf16-mixed")
 SHARDED = ("fsdp", "deepspeed", "modelparallel")
 FORKED = ("notebook", "fork", "spawn")
 SEEDS = 2**32
@@ -129,6 +129,28 @@ def check_strategy(trainer: Any) -> None:
         )
 
 
+def check_numbers(trainer: Any) -> None:
+    """Refuses numbers that Lightning takes without a word, and runs without any files.
+
+    Raises:
+        ConfigError: The first such setting.
+    """
+    if trainer.get("barebones"):
+        raise ConfigError(
+            "trainer.barebones=true: leaves out the metrics that a run is for; set "
+            "trainer.enable_checkpointing, enable_progress_bar or enable_model_summary to false"
+        )
+    for key, least in {"min_epochs": 0, "max_epochs": -1, "num_sanity_val_steps": -1}.items():
+        value = trainer.get(key)
+        if value is not None and value < least:
+            raise ConfigError(f"trainer.{key}={value}: must be at least {least}")
+    interval = trainer.get("val_check_interval")
+    if isinstance(interval, float) and interval > 1:
+        raise ConfigError(
+            f"trainer.val_check_interval={interval}: must be a whole number, or a share up to 1.0"
+        )
+
+
 def _check_time(limit: Any) -> None:
     """Refuses a limit of time that Lightning cannot read, or that has passed at the start."""
     if limit is None:
@@ -221,6 +243,27 @@ def check_callbacks(callbacks: Mapping[str, object]) -> None:
                 f"callbacks.{name}={type(callback).__name__}: acts on rollouts, and cold_start has "
                 "none; remove it"
             )
+
+
+def check_distinct(callbacks: Iterable[object], names: Mapping[int, str]) -> None:
+    """Refuses two callbacks of one of the package's classes, which act on the same files or masks.
+
+    Args:
+        callbacks: All that were configured.
+        names: Keys of those that have one, by their `id`.
+
+    Raises:
+        ConfigError: The first that is there twice.
+    """
+    seen: dict[type, str] = {}
+    for callback in callbacks:
+        kind = type(callback)
+        key = names.get(id(callback), "trainer.callbacks")
+        if kind.__module__.startswith("lit_reason.callbacks.") and kind in seen:
+            raise ConfigError(
+                f"{key}={kind.__name__}: {seen[kind]} is one already; set one of them to null"
+            )
+        seen[kind] = key
 
 
 def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """Bad input: a mistake is one line that names the key, its value and the fix."""
 
 import importlib
+import io
 import math
 import re
 import sys
@@ -13,9 +14,12 @@ import torch
 from lit_reason.__main__ import main
 from lit_reason.advantages import GAE
 from lit_reason.backbones import Pretrained
+from lit_reason.checks import warn_of_rewards
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.filters import DropUniform
 from lit_reason.learner import Update
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
+from lit_reason.rewards import Correctness
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.runs import module_of
 
@@ -108,6 +112,9 @@ FLAGS = [
     ("--model.advantage=[GAE]", r"model\.advantage=\[GAE\]: names no class; choose one of GAE, Gr"),
     ("--data.sampling=3", r"data\.sampling=3: expected settings .* data\.sampling\.temperature"),
     ("--model.critic_scheduler={}", r"model\.critic_scheduler=\{\}: names no class; .*LinearLR"),
+    ("--data.val_sampling.max_new_tokens=1e30", r"data\.val_sampling\.max_new_tokens=1e30: exp"),
+    ("--callbacks.e=EntropyMonitor", r"callbacks\.e=EntropyMonitor: callbacks\.entropy is one al"),
+    ("--callbacks.s=SampleTable", r"callbacks\.s=SampleTable: callbacks\.samples is one already"),
     ("--data.sampling.temperature=.nan", r"data\.sampling\.temperature=nan: must be 0 or at lea"),
     (
         "--data.sampling.temperature=1e39",
@@ -136,13 +143,31 @@ FLAGS = [
     ("--trainer.gradient_clip_val=1", r"gradient_clip_val=1.*set model\.update\.max_grad_norm=1"),
     ("--trainer.accumulate_grad_batches=2", r"accumulate_grad_batches=2: .*micro_batch_size"),
     ("--trainer.max_steps=9", r"trainer\.max_steps=9: .*trainer\.max_epochs"),
-    ("--trainer.accelerator=quantum", r"trainer: .*accelerator='quantum'.*cpu"),
+    ("--trainer.accelerator=quantum", r"trainer\.accelerator=quantum: .*cpu"),
     ("--trainer.val_check_interval=9", r"val_check_interval=9: above the 2 rollouts of an epoch"),
     ("--trainer.val_check_interval=0", r"trainer\.val_check_interval=0: must be above 0"),
     ("--trainer.min_epochs=9", r"trainer\.min_epochs=9: above trainer\.max_epochs=1; lower it"),
     ("--trainer.strategy=ddp_fork", r"trainer\.strategy=ddp_fork: trains in copies .*choose ddp"),
     ("--trainer.check_val_every_n_epoch=0", r"check_val_every_n_epoch=0: must be at least 1"),
-    ("--trainer.limit_val_batches=5.5", r"trainer: .*5\.5 for limit_val_batches"),
+    ("--trainer.limit_val_batches=5.5", r"trainer\.limit_val_batches=5\.5: .*in \[0\.0, 1"),
+    (
+        "--trainer.limit_train_batches=-1",
+        r"trainer\.limit_train_batches=-1: .*\[0\.0, 1\.0\] or an",
+    ),
+    ("--trainer.devices", r"trainer\.devices: no value given; write --trainer\.devices=VALUE"),
+    ("--trainer.devices=0.5", r"trainer\.devices=0\.5: .*should be an int > 0"),
+    ("--trainer.devices=null", r"trainer\.devices=null: .*should be an int > 0"),
+    ("--trainer.num_nodes=0", r"trainer\.num_nodes=0: .*must be a positive integer"),
+    ("--trainer.profiler=abc", r"trainer\.profiler=abc: .*one of .*'simple'"),
+    ("--trainer.strategy=abc", r"trainer\.strategy=abc: .*Example choices: auto, ddp"),
+    ("--trainer.barebones=true", r"trainer\.barebones=true: .*set trainer\.enable_checkpointing"),
+    ("--trainer.min_epochs=-1", r"trainer\.min_epochs=-1: must be at least 0"),
+    ("--trainer.max_epochs=-2", r"trainer\.max_epochs=-2: must be at least -1"),
+    ("--trainer.num_sanity_val_steps=-2", r"trainer\.num_sanity_val_steps=-2: must be at least -1"),
+    ("--trainer.val_check_interval=1e30", r"val_check_interval=1e\+30: .*or a share up to 1\.0"),
+    ("--trainer.overfit_batches=null", r"trainer\.overfit_batches=null: expected int or float"),
+    ("--trainer.deterministic=abc", r"deterministic=abc: choose one of warn, true, false$"),
+    ("--trainer.precision=abc", r"trainer\.precision=abc: choose one of 32-true, 32, bf16-mixed$"),
     ("--seed_everything=-5", r"seed_everything=-5: must lie in \[0, 4294967295\]"),
     # files and limits
     ("--ckpt_path=none.ckpt", r"ckpt_path=none\.ckpt: no such file; checkpoints are in RUN_DIR"),
@@ -347,7 +372,41 @@ NO_EFFECT = [
     (
         "grpo",
         "--callbacks.o=OverlongFilter --callbacks.o.critic=false",
-        r"OverlongFilter\.critic=False: has no effect without a critic; set it to true",
+        r"callbacks\.o\.critic=False: has no effect without a critic; set it to true",
+    ),
+    # what turns training around, or lets it stand still
+    ("grpo", "--data.rewards.correctness.weight=-1", r"correctness\.weight=-1: negative, so that"),
+    (
+        "grpo",
+        "--data.rewards.correctness.right=-1 --data.rewards.correctness.wrong=1",
+        r"data\.rewards\.correctness\.right=-1: below wrong=1, so that .* worse .*exchange the two",
+    ),
+    (
+        "dapo",
+        "--data.rewards.soft_overlong.weight=-1 --data.max_rounds=2",
+        r"data\.rewards\.soft_overlong\.weight=-1: negative, so that SoftOverlong rewards the wor",
+    ),
+    (
+        "grpo",
+        "--data.rewards.b=Correctness --data.rewards.b.weight=-1",
+        r"data\.rewards\.b\.weight=-1: negative, so that Correctness rewards the worse responses",
+    ),
+    ("grpo", "--model.actor_optimizer.lr=1e-300", r"lr=1e-300: the actor never changes; .*1e-12"),
+    ("grpo", "--model.update.max_grad_norm=1e-30", r"max_grad_norm=1e-30: clips every .*or null"),
+    (
+        "dapo",
+        "--data.rewards.correctness=null --data.max_rounds=2",
+        r"data\.group_filter=DropUniform: reads verdicts, and no term of data\.rewards does",
+    ),
+    (
+        "grpo",
+        "--data.val_sampling.temperature=0",
+        r"data\.val_samples=2: with data\.val_sampling\.temperature=0 all .*set it to 1",
+    ),
+    (
+        "vapo",
+        "--callbacks.value_warmup.rollouts=20",
+        r"callbacks\.value_warmup\.rollouts=20: the run has 2 rollouts",
     ),
     ("grpo", "--threads=100000", r"threads=100000: this machine has \d+ processors"),
 ]
@@ -359,6 +418,48 @@ def test_what_a_part_that_is_off_would_read_is_warned_of(name, flags, message):
     warmup = ["--callbacks.value_warmup.rollouts=1"] if name == "vapo" else []
     with pytest.warns(ConfigWarning, match=message):
         main(["fit", *tiny(name), *SMALL, *warmup, *flags.split(), "--trainer.fast_dev_run=true"])
+
+
+def test_a_share_of_too_few_batches_is_blamed_on_the_key_that_was_given(capsys):
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, "--trainer.overfit_batches=0.5")
+    assert line.startswith("error: trainer.overfit_batches=0.5: ")
+    assert "limit_" not in line
+
+
+STEPS = {  # of optimizers that take no such tensors, or no such arguments
+    "=torch.optim.SparseAdam": "RuntimeError: SparseAdam does not support dense gradients",
+    ".differentiable=true": "RuntimeError: a leaf Variable that requires grad",
+    "=transformers.Adafactor --{key}.eps=1.0": "TypeError: 'float' object is not subscriptable",
+}
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
+@pytest.mark.parametrize("flag", STEPS)
+def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
+    key = "model.actor_optimizer" if subcommand == "fit" else "model.optimizer"
+    cold = [config("cold_start.yaml"), "--model.scheduler=null"]
+    args = [*tiny("grpo"), *SMALL] if subcommand == "fit" else cold
+    line = fails(capsys, subcommand, *args, *f"--{key}{flag.format(key=key)}".split())
+    assert line.startswith(f"error: {key}: its step raised {STEPS[flag]}"), line
+    assert line.endswith("; choose other arguments, or torch.optim.AdamW")
+
+
+@pytest.mark.parametrize("network", ["actor", "critic"])
+def test_an_optimizer_that_climbs_the_loss_is_refused(network, capsys):
+    flag = f"--model.{network}_optimizer"
+    line = fails(capsys, "fit", *VAPO, f"{flag}=torch.optim.AdamW", f"{flag}.maximize=true")
+    assert line.startswith(f"error: model.{network}_optimizer.maximize=true: climbs the loss")
+    line = fails(capsys, "cold_start", config("cold_start.yaml"), "--model.optimizer.maximize=true")
+    assert line.startswith("error: model.optimizer.maximize=true: climbs the loss")
+
+
+def test_verdicts_that_cancel_are_warned_of():
+    terms = {"a": Correctness(), "b": Correctness(right=-3.0, wrong=1.0, weight=0.5)}
+    with pytest.warns(ConfigWarning) as warned:
+        warn_of_rewards(terms, DropUniform())
+    turned, cancel = (str(w.message) for w in warned)
+    assert turned.startswith("data.rewards.b.right=-3: below wrong=1, so that Correctness rewards")
+    assert cancel.startswith("data.rewards.a, data.rewards.b: cancel, so that the verdict does not")
 
 
 def test_a_finished_run_that_is_continued_is_not_said_to_have_trained_nothing():
@@ -587,6 +688,16 @@ class ExitsUnbuilt(ExitsReward):
     def __init__(self):
         raise SystemExit(0)
 
+class Silences(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        import sys
+        sys.stdout.close()
+        return [0.0] * len(responses)
+
+class Endless(PlanCount):
+    def __len__(self):
+        return -1
+
 class Clears(Reward):
     def __call__(self, prompt, responses, verdicts):
         responses.clear()
@@ -595,6 +706,7 @@ class Clears(Reward):
 """
 PARTS = [
     ("data.rewards.x=Boom", r"data\.rewards\.x: Boom raised KeyError: 'key' \(at my_bugs\.py:17\)"),
+    ("data.task=Endless", r"data\.task: Endless raised ValueError: __len__\(\) should return >= 0"),
     ("data.rewards.x=Abstract", r"data\.rewards\.x=\S*Abstract: is abstract; .*Correctness"),
     ("model.advantage=Flat", r"Flat: advantages has shape \(16,\), expected \(16, \d+\)"),
     ("model.advantage=Floats", r"advantage=Floats: stats\['x'\] is 1\.0, expected a tensor of"),
@@ -667,6 +779,15 @@ def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
     assert re.search(message, line), line
 
 
+def test_a_reward_that_closes_stdout_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_bugs.py").write_text(BUGS)
+    sys.modules.pop("my_bugs", None)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, AT_ONCE, "--data.rewards.x=my_bugs.Silences")
+    assert line == "error: data.rewards.x: Silences closed stdout; leave it open"
+
+
 WITH_CRITIC = [
     ("model.advantage=NoReturns", r"advantage=NoReturns: returns is None, expected a tensor of"),
     (
@@ -720,7 +841,7 @@ NULLS = [
         r"model\.terms\.positive_lm\.coef=null: cannot be null",
     ),
     ("--callbacks.value_warmup.rollouts=null", r"callbacks\.value_warmup\.rollouts=null: cannot"),
-    ("--data.groups_per_rollout=null", r"data\.groups_per_rollout=None: expected int"),
+    ("--data.groups_per_rollout=null", r"data\.groups_per_rollout=null: expected int"),
     ("--model.update=null", r"model\.update=null: cannot be null"),
     ("data: {sampling: null}", r"data\.sampling=null: cannot be null"),
     ("model: {update: }", r"model\.update=null: cannot be null"),

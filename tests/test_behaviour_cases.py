@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lit_reason.callbacks import EntropyMonitor, OverlongFilter, SampleTable
+from lit_reason.cli import run
 from lit_reason.errors import ConfigWarning
 from lit_reason.tasks import MathProblems
 from tests.conftest import SMALL, config, fails, fit, tiny
@@ -116,10 +117,23 @@ def test_h05_an_unknown_source_is_a_name_and_the_scorer_the_same_for_all(source)
     row = {"problem": "1+1?", "answer": "2", "data_source": source}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n")
     task = MathProblems("rows.jsonl")
+    assert task[0].source == source
     assert [v.correct for v in task.judge([task[0]] * 2, ["\\boxed{2}", "\\boxed{3}"])] == [
         True,
         False,
     ]
+
+
+def test_h05_accuracy_is_shown_for_each_source():
+    """Of rows with a name and with an empty one, all scored by the same task."""
+    rows = [{"problem": f"{i}+1=", "answer": str(i + 1), "data_source": ""} for i in range(3)]
+    rows[0]["data_source"] = "my_math"
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--data.val_task=MathProblems", "--data.val_task.path=rows.jsonl", "--run_dir=run"]
+    flags += ["--data.val_task.limit=3", "--data.val_task.template={question} \\boxed{}"]
+    with pytest.warns(ConfigWarning, match="characters that the tokenizer does not know"):
+        values = run(["validate", *tiny("grpo"), *SMALL, *flags]).model.last_evaluation
+    assert {"val/my_math/accuracy", "val/unnamed/accuracy"} <= set(values)
 
 
 # I04 does not apply: a rank generates with weights of its own, without a collective in between.

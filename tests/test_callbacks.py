@@ -291,7 +291,7 @@ def uniform(tmp_path_factory, policy):
 
 def test_the_entropy_of_a_uniform_policy_is_the_logarithm_of_its_vocabulary(uniform):
     """B25: in every part, whatever the padding."""
-    frozen = {"actor_optimizer": lambda p: torch.optim.SGD(p, lr=1e-30)}
+    frozen = {"actor_optimizer": lambda p: torch.optim.SGD(p, lr=1e-11)}
     module, watch = module_of(uniform, critic=False, **frozen), Watch()
     run(module, data_of(), EntropyMonitor(3), watch)
     expected = math.log(len(uniform.tokenizer))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lit_reason.checkpoints import Checkpoints
 from tests.conftest import SMALL, fails, fit, tiny
@@ -239,3 +240,37 @@ def test_the_last_checkpoint_is_found_also_by_a_run_that_writes_none(caplog):
     assert torch.load(LAST, weights_only=True)["policy_version"] == 1
     assert len(Path("run/metrics.csv").read_text().splitlines()) > 3
     assert "weights_only" not in caplog.text
+
+
+def test_e05_the_steps_of_an_own_checkpoint_are_rollouts():
+    """Of ten, four warm the critic up: Lightning counts 4 + 2 * 6 = 16 steps of optimizers."""
+    sizes = ["--data.rollouts_per_epoch=10", "--model.update.minibatch_size=16"]
+    own = [OWN, "--callbacks.own.every_n_train_steps=5", "--callbacks.own.save_top_k=-1"]
+    warmup = "--callbacks.value_warmup.rollouts=4"
+    folder = fit(*tiny("vapo"), *SMALL, *sizes, *own, warmup) / "checkpoints"
+    assert {p.name for p in folder.glob("epoch=*")} == {
+        "epoch=0-step=5.ckpt",
+        "epoch=0-step=10.ckpt",
+    }
+    saved = torch.load(folder / "epoch=0-step=10.ckpt", weights_only=True)
+    assert (saved["policy_version"], saved["global_step"]) == (10, 16)
+    last = folder / "epoch=0-step=5.ckpt"
+    fit(*tiny("vapo"), *SMALL, *sizes, *own, warmup, f"--ckpt_path={last}", run_dir="on")
+    assert [p.name for p in Path("on/checkpoints").glob("epoch=*")] == ["epoch=0-step=10.ckpt"]
+
+
+def test_e06_every_update_leaves_a_checkpoint_of_the_weights_after_it():
+    own = [OWN, "--callbacks.own.every_n_train_steps=1", "--callbacks.own.save_last=true"]
+    flags = ["--callbacks.own.save_top_k=-1", "--data.rollouts_per_epoch=3"]
+    flags.append("--callbacks.export=ExportPolicy")
+    folder = fit(*tiny("grpo"), *SMALL, *own, *flags) / "checkpoints"
+    names = [f"epoch=0-step={step}.ckpt" for step in (1, 2, 3)]
+    assert {p.name for p in folder.glob("epoch=*")} == set(names)
+    saved = [torch.load(folder / n, weights_only=True)["state_dict"] for n in (*names, "last.ckpt")]
+    moved = [key for key in saved[0] if not torch.equal(saved[0][key], saved[1][key])]
+    assert moved
+    assert any(not torch.equal(saved[1][key], saved[2][key]) for key in moved)
+    final = load_file("run/policy/model.safetensors")
+    for key, value in final.items():
+        assert torch.equal(saved[3][f"actor.{key}"], saved[2][f"actor.{key}"])
+        assert torch.equal(saved[3][f"actor.{key}"], value)

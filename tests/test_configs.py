@@ -100,6 +100,19 @@ def test_later_config_files_win_and_keep_their_siblings(tmp_path):
     assert not [key for key in saved["model"] if "." in key]
 
 
+def test_another_class_takes_the_arguments_of_the_former_away(capsys):
+    """Also those that it takes too, set or not; the same class by its whole name keeps them."""
+    optimizer = "--model.actor_optimizer=transformers.Adafactor"
+    for flag in (optimizer, "--model.advantage=lit_reason.advantages.GAE"):
+        with pytest.raises(SystemExit):
+            main(["fit", config("quickstart.yaml"), flag, "--print_config"])
+        model = yaml.safe_load(capsys.readouterr().out)["model"]
+        if flag == optimizer:
+            arguments = model["actor_optimizer"]["init_args"]
+            assert (arguments["lr"], arguments["eps"]) == (None, [1e-30, 1e-3])
+        assert model["advantage"]["init_args"]["alpha"] == 0.5
+
+
 def test_the_command_line_wins_over_files_before_it_and_loses_to_files_after_it():
     late = [*SMALL, "--data.seed=3"]
     first = fit("--data.seed=7", *tiny("grpo"), *SMALL, run_dir="a")
@@ -113,7 +126,7 @@ def test_the_command_line_wins_over_files_before_it_and_loses_to_files_after_it(
 
 
 def test_evaluation_samples_as_training_does_where_nothing_else_is_said():
-    flags = ["--data.val_sampling.temperature=0", "--run_dir=run"]
+    flags = ["--data.val_sampling.temperature=0", "--data.val_samples=1", "--run_dir=run"]
     cli = run(["fit", *tiny("grpo"), *SMALL, "--data.sampling.top_p=1.0", *flags])
     assert cli.datamodule.val_sampling == Sampling(temperature=0, max_new_tokens=32)
     assert cli.datamodule.sampling == Sampling(temperature=1.0, max_new_tokens=32)

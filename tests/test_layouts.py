@@ -92,6 +92,13 @@ def test_a_split_is_chosen_by_name_and_a_wrong_name_lists_the_others(tmp_path):
         MathProblems(path, split="dev")
 
 
+@pytest.mark.parametrize("setting", [{"split": "test"}, {"config": "main"}])
+def test_a_single_file_has_neither_splits_nor_configurations(tmp_path, setting):
+    (key, value), *_ = setting.items()
+    with pytest.warns(ConfigWarning, match=rf"task\.{key}={value}: has no effect on a single file"):
+        MathProblems(save(tmp_path, "jsonl", ROWS), **setting)
+
+
 CHAT = [{"role": "user", "content": "1+1?"}]
 LAYOUTS = {
     "dapo": {"prompt": CHAT, "reward_model": {"ground_truth": "2"}, "data_source": "math_dapo"},
@@ -128,6 +135,13 @@ def test_columns_can_be_named_and_missing_ones_are(tmp_path):
         columns = {"question": "q", "answer": "gold.value"} | {key: value}
         with pytest.raises(ConfigError, match=rf"task\.{key}={value}: .* has from, gold\.value, q"):
             MathProblems(path, **columns)
+
+
+@pytest.mark.parametrize("named", [{"question": "answer"}, {"answer": "problem"}])
+def test_one_column_is_not_both_problem_and_answer(tmp_path, named):
+    path = write(tmp_path / "p.jsonl", [{"problem": "1+1?", "answer": "2"}])
+    with pytest.raises(ConfigError, match=r"task\.answer=\w+: is the column of the problem too, "):
+        MathProblems(path, **named)
 
 
 def test_one_column_named_leaves_the_other_to_the_layout(tmp_path):

@@ -159,6 +159,17 @@ def test_control_characters_of_responses_are_written_out(tmp_path):
     assert "<pre>a\\x00b\\x1b[2J\tc\nd</pre>" in page
 
 
+def test_control_characters_of_metric_names_are_written_out(tmp_path):
+    """In a column of `metrics.csv`, as a data set's name or a part of the user's makes it."""
+    folder = make_run(tmp_path / "run")
+    table = (folder / "metrics.csv").read_text(encoding="utf-8")
+    named = table.replace("val/length", "val/\u202eevil\x1b[2J")
+    (folder / "metrics.csv").write_text(named, encoding="utf-8")
+    page = page_of(folder)
+    assert "\\u202eevil\\x1b[2J</td>" in page
+    assert not {"\u202e", "\x1b"} & set(page)
+
+
 def test_responses_come_newest_first_with_a_verdict_in_words(tmp_path):
     rows = [
         sample(rollout=0, response="older", correct=False, reward=-1.0, truncated=True),

@@ -76,11 +76,11 @@ def test_setting_up_again_does_not_move_the_ramp():
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        (SoftOverlong(25), r"SoftOverlong\.cache=25: .* max_length=20"),
+        (SoftOverlong(25), r"SoftOverlong\.cache=25: .* data\.sampling\.max_new_tokens=20"),
         (SoftOverlong(0), r"SoftOverlong\.cache=0"),
         (SoftOverlong(-1), r"SoftOverlong\.cache=-1"),
         (SoftOverlong(0.01), r"SoftOverlong\.cache=0\.01"),
-        (SoftOverlong(5, max_length=0), r"SoftOverlong\.cache=5"),
+        (SoftOverlong(5, max_length=0), r"SoftOverlong\.max_length=0: must be at least 1"),
         (SoftOverlong(5, max_length=25), r"max_length=25: would have no effect.*max_new_tokens=20"),
     ],
 )
@@ -327,6 +327,10 @@ class SizeAlone:
         (Returns({0.0, 1.0}), r"returned \{0.0, 1.0\}, expected one value"),
         (Returns([1.0, math.nan]), "returned nan; rewards must be finite"),
         (Returns([1.0, math.inf]), "returned inf; rewards must be finite"),
+        (
+            Returns([1.0, 1e18]),
+            r"returned 1e\+18; rewards must be finite, and below 1e\+18 in size",
+        ),
         (
             Returns(torch.tensor([1.0, 0.0]).mean()),
             r"returned tensor\(0.5000\), expected one value",

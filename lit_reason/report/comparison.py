@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from lit_reason.files import replacing, write_text
 from lit_reason.functional import bootstrap_interval
 from lit_reason.report.curves import Curve, mean_curve, seeds_at
-from lit_reason.report.page import image, write_html
+from lit_reason.report.page import image, plain, write_html
 from lit_reason.report.plot import COLOURS, DISTANT, GREY, STYLE, fit_rollouts, say
 from lit_reason.report.provenance import machine
 from lit_reason.report.table import BAND, Table, caption, cells, markdown, sentence
@@ -40,9 +39,9 @@ def write_comparison(
     files = [out / name for name in FILES]
     write_text(files[0], markdown(table) + "\n")
     draw(table, curves, files[1])
-    parts = [f"<p>{escape(caption(table))}</p>", html_table(cells(table))]
+    parts = [f"<p>{plain(caption(table))}</p>", html_table(cells(table))]
     if table.note:
-        parts.append(f"<p>{escape(sentence(table.note))}</p>")
+        parts.append(f"<p>{plain(sentence(table.note))}</p>")
     parts.append(image(files[1], f"Learning curves and final {table.metric} of every row"))
     write_html(files[2], out.resolve().name, parts)
     rows = [
@@ -56,9 +55,9 @@ def write_comparison(
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """A table with a row of headings; all text is escaped."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    head = "".join(f"<th>{plain(cell)}</th>" for cell in rows[0])
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[1:]
+        f"<tr>{''.join(f'<td>{plain(cell)}</td>' for cell in row)}</tr>" for row in rows[1:]
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

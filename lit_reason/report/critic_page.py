@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
 from lit_reason.report.critic import PLOTS, Row
 from lit_reason.report.history import Run
-from lit_reason.report.page import image, write_html
+from lit_reason.report.page import image, plain, write_html
 
 
 def write_critic_page(run: Run, rows: Sequence[Row], picture: Path, path: Path) -> None:
@@ -40,7 +39,7 @@ def _table(run: Run) -> str:
     for key, series in sorted(run.series.items()):
         if key.startswith(about):
             cells = "".join(f"<td>{series.values[i]:.3f}</td>" for i in (0, -1))
-            rows.append(f"<tr><td>{escape(key)}</td>{cells}</tr>")
+            rows.append(f"<tr><td>{plain(key)}</td>{cells}</tr>")
     head = "<tr><th></th><th>first</th><th>last</th></tr>"
     return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
@@ -54,7 +53,7 @@ def _calibration(row: Row) -> str:
         f"<tr><td>{low:g} to {high:g}</td><td>{n}</td><td>{_cell(v)}</td><td>{_cell(r)}</td></tr>"
         for (low, high), n, v, r in columns
     ]
-    title = escape(f"rollout {row['rollout']} ({row['phase']})")
+    title = plain(f"rollout {row['rollout']} ({row['phase']})")
     return (
         f"<table><caption>{title}</caption><thead><tr><th>V</th><th>tokens</th><th>mean V</th>"
         f"<th>mean return</th></tr></thead><tbody>{''.join(lines)}</tbody></table>"

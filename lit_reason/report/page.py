@@ -60,7 +60,12 @@ def image(picture: Path, says: str) -> str:
         says: What it shows, as plain text.
     """
     data = base64.b64encode(picture.read_bytes()).decode("ascii")
-    return f'<img alt="{escape(says)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{plain(says)}" src="data:image/png;base64,{data}">'
+
+
+def plain(text: str) -> str:
+    """A text as HTML shows it, without what would act on the page or turn its order around."""
+    return escape(visible(text))
 
 
 def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
@@ -71,7 +76,7 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         title: As plain text; also the heading.
         parts: HTML, in which what others wrote is escaped.
     """
-    title, body = escape(title), "\n".join(parts)
+    title, body = plain(title), "\n".join(parts)
     write_text(
         path,
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<title>{title}</title>\n'
@@ -88,17 +93,17 @@ def _evaluations(run: Run) -> str:
         if k.startswith(HELD_OUT) and not k.endswith(("_low", "_high"))
     }
     if not measured:
-        return f"<p>{escape(run.name)}: no evaluation on held-out problems yet.</p>"
+        return f"<p>{plain(run.name)}: no evaluation on held-out problems yet.</p>"
     rows = []
     for key, series in sorted(measured.items()):
         first, last = series.values[0], series.values[-1]
         cells = (f"{first:.3f}", f"{last:.3f}", f"{last - first:+z.3f}")
-        name = escape(key.removeprefix(HELD_OUT))
+        name = plain(key.removeprefix(HELD_OUT))
         rows.append(f"<tr><td>{name}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
     places = next(iter(measured.values())).rollouts
     before, after = (f"rollout {place:g}" for place in (places[0], places[-1]))
     return (
-        f"<table><caption>{escape(run.name)}</caption><thead><tr><th></th>"
+        f"<table><caption>{plain(run.name)}</caption><thead><tr><th></th>"
         f"<th>before<br><small>{before}</small></th><th>after<br><small>{after}</small></th>"
         f"<th>change</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
@@ -106,16 +111,16 @@ def _evaluations(run: Run) -> str:
 
 def _responses(run: Run, named: bool) -> str:
     """The samples, those of the newest rollout first and unfolded."""
-    heading = f"<h3>{escape(run.name)}</h3>" if named else ""
+    heading = f"<h3>{plain(run.name)}</h3>" if named else ""
     if not run.samples:
         return (
-            f"{heading}<p>{escape(run.name)}: no samples; the callback SampleTable writes them.</p>"
+            f"{heading}<p>{plain(run.name)}: no samples; the callback SampleTable writes them.</p>"
         )
     tables: dict[str, list[dict[str, Any]]] = {}
     for sample in run.samples:
         tables.setdefault(str(sample.get("rollout")), []).append(sample)
     parts = [
-        f"<details{' open' if i == 0 else ''}><summary>Rollout {escape(rollout)}: "
+        f"<details{' open' if i == 0 else ''}><summary>Rollout {plain(rollout)}: "
         f"{sum(_is_right(s) for s in samples)} of {len(samples)} right</summary>"
         f"{''.join(_response(s) for s in samples)}</details>"
         for i, (rollout, samples) in enumerate(reversed(tables.items()))
@@ -131,13 +136,13 @@ def _response(sample: dict[str, Any]) -> str:
     return (
         f'<article class="{"right" if right else "wrong"}"><header>'
         f'<span class="verdict">{"✓ right" if right else "✗ wrong"}</span>'
-        f"{''.join(f'<span>{escape(fact)}</span>' for fact in facts)}</header>"
+        f"{''.join(f'<span>{plain(fact)}</span>' for fact in facts)}</header>"
         f"{_text('prompt', sample)}{_text('response', sample)}</article>"
     )
 
 
 def _text(part: str, sample: dict[str, Any]) -> str:
-    return f'<p class="part">{part}</p><pre>{escape(visible(str(sample.get(part, ""))))}</pre>'
+    return f'<p class="part">{part}</p><pre>{plain(str(sample.get(part, "")))}</pre>'
 
 
 def _is_right(sample: dict[str, Any]) -> bool:

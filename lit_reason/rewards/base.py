@@ -23,6 +23,9 @@ class Reward(ABC):
         per_token: The term rewards single tokens.
         compares_group: The term says nothing of a single response.
         needs_verdicts: The term says something only where a task tells right from wrong.
+        reads_verdicts: The term may depend on the verdict.
+        directed: Its values say which responses are better, so that a negative weight trains for
+            the worse ones.
         required: A response for which the term gives `None` is unscored, whatever other terms say.
             Of any other term `None` only leaves the term out.
         when_silent: What to do about a term that gives no value at all, for a warning.
@@ -31,6 +34,8 @@ class Reward(ABC):
     per_token: ClassVar[bool] = False
     compares_group: ClassVar[bool] = False
     needs_verdicts: ClassVar[bool] = False
+    reads_verdicts: ClassVar[bool] = True
+    directed: ClassVar[bool] = False
     required: bool = False
     when_silent: ClassVar[str] = "see why it returns None"
     weight: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.functional import kimi_length, soft_overlong
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
@@ -22,6 +22,8 @@ class SoftOverlong(Reward):
         weight: Multiplies the term.
     """
 
+    directed, reads_verdicts = True, False
+
     def __init__(
         self, cache: float = 0.2, max_length: int | None = None, weight: float = 1.0
     ) -> None:
@@ -34,14 +36,15 @@ class SoftOverlong(Reward):
 
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:
         """Takes the token budget as L_max if none was given, and checks the ramp."""
+        require_at_least_one("SoftOverlong", max_length=self.max_length)
+        whose = "max_length" if self.max_length else "data.sampling.max_new_tokens"
         if self.max_length is None:
             self.max_length = max_new_tokens
         self.ramp = round(self.cache * self.max_length) if self.cache < 1 else int(self.cache)
         if not 0 < self.ramp <= self.max_length:
             raise ConfigError(
                 f"SoftOverlong.cache={self.cache}: must be a share of L_max between 0 and 1, or a "
-                f"number of tokens up to max_length={self.max_length} "
-                "(data.sampling.max_new_tokens)"
+                f"number of tokens up to {whose}={self.max_length}"
             )
         if self.max_length - self.ramp >= max_new_tokens:
             raise ConfigError(
@@ -62,7 +65,7 @@ class SoftOverlong(Reward):
 class KimiLength(Reward):
     """Kimi k1.5's length reward: short correct responses gain, long ones lose, within the group."""
 
-    compares_group = True
+    compares_group = directed = True
 
     def __call__(
         self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]

@@ -36,6 +36,7 @@ class RewardModel(Reward):
     """
 
     when_silent = "raise its max_length, as no text was short enough for the model"
+    reads_verdicts = False
 
     def __init__(
         self,

@@ -18,6 +18,8 @@ class StepCorrectness(TokenReward):
         weight: Multiplies the term.
     """
 
+    directed = True
+
     def __init__(self, right: float = 1.0, wrong: float = -1.0, weight: float = 1.0) -> None:
         super().__init__(weight)
         self.right, self.wrong = right, wrong

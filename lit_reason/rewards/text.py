@@ -25,7 +25,7 @@ class Correctness(Reward):
         weight: Multiplies the term.
     """
 
-    needs_verdicts = True
+    needs_verdicts = directed = True
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class Format(Reward):
         pattern: Regular expression over the whole response; null takes the task's own format.
         weight: Multiplies the term.
     """
+
+    directed, reads_verdicts = True, False
 
     def __init__(self, pattern: str | None = None, weight: float = 1.0) -> None:
         super().__init__(weight)
@@ -98,6 +100,8 @@ class LanguageConsistency(Reward):
         script: Unicode script of the target language.
         weight: Multiplies the term.
     """
+
+    directed, reads_verdicts = True, False
 
     def __init__(
         self,

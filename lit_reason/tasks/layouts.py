@@ -56,7 +56,7 @@ def recognise(
         path: The data set, for messages.
 
     Raises:
-        ConfigError: A column is missing.
+        ConfigError: A column is missing, or one stands for both.
 
     Example:
         >>> recognise({"problem": "1+1?", "solution": "2", "level": 1}, None, None, "p.json")
@@ -72,6 +72,11 @@ def recognise(
     for layout in LAYOUTS:
         chosen = question or layout.question, answer or layout.answer
         if all(has(row, name) for name in chosen):
+            if chosen[0] == chosen[1]:
+                raise ConfigError(
+                    f"task.answer={chosen[1]}: is the column of the problem too, so that prompts "
+                    "hold their answer; set task.question and task.answer to two columns"
+                )
             return chosen
         parent = chosen[1].rpartition(".")[0]
         if answer is None and parent and has(row, chosen[0]) and has(row, parent):

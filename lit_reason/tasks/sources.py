@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # no rows
@@ -60,6 +60,10 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
             f"task.path={path}: not one of the kinds {', '.join(_KINDS)}; convert it, or give a "
             "folder or a hub id"
         )
+    if file.is_file():
+        named = None if split == "train" else split
+        warn_of_no_effect("on a single file", {"task.split": named}, "train")
+        warn_of_no_effect("on a single file", {"task.config": config})
     if file.is_file() and _is_blank(file):
         raise ConfigError(f"task.path={path}: is empty; give a file with a problem on each row")
     try:
