@@ -386,11 +386,6 @@ NO_EFFECT = [
         "--data.rewards.soft_overlong.weight=-1 --data.max_rounds=2",
         r"data\.rewards\.soft_overlong\.weight=-1: negative, so that SoftOverlong rewards the wor",
     ),
-    (
-        "grpo",
-        "--data.rewards.b=Correctness --data.rewards.b.weight=-1",
-        r"data\.rewards\.b\.weight=-1: negative, so that Correctness rewards the worse responses",
-    ),
     ("grpo", "--model.actor_optimizer.lr=1e-300", r"lr=1e-300: the actor never changes; .*1e-12"),
     ("grpo", "--model.update.max_grad_norm=1e-30", r"max_grad_norm=1e-30: clips every .*or null"),
     (
