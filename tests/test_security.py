@@ -13,8 +13,10 @@ from lit_reason.errors import ConfigError, printable
 from lit_reason.secrecy import without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
+from tests.test_reward_parts import saved
 
 SOURCES = [*(ROOT / "lit_reason").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+NO_CODE = {"GenerationConfig.from_pretrained"}  # which none of its kind can bring
 RUN = "__import__('pathlib').Path('executed').touch()"
 
 
@@ -33,7 +35,9 @@ def test_no_source_executes_or_unpickles_what_it_is_given(path):
         assert not name.endswith(("yaml.unsafe_load", "yaml.full_load", "joblib.load"))
         arguments = {k.arg: ast.unparse(k.value) for k in node.keywords}
         assert arguments.get("shell") != "True", name
-        assert "trust_remote_code" not in arguments or arguments["trust_remote_code"] == "False"
+        assert arguments.get("trust_remote_code", "False") == "False", name
+        if name.endswith((".from_pretrained", ".from_config")) and name not in NO_CODE:
+            assert "trust_remote_code" in arguments, name  # or it asks at the terminal
         if name == "torch.load":
             assert arguments["weights_only"] == "True"
 
@@ -60,6 +64,24 @@ def test_code_in_a_model_folder_is_refused_and_does_not_run(capsys):
     backbone = ["--model.backbone=Pretrained", "--model.backbone.path=model"]
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *backbone)
     assert "model.backbone" in line
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("key", ["rewards", "critic", "policy"])
+def test_code_beside_a_tokenizer_is_neither_run_nor_asked_about(key, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
+    saved("model")
+    Path("model/evil.py").write_text(RUN)
+    auto = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    settings = {"tokenizer_class": "Evil", "auto_map": auto}
+    Path("model/tokenizer_config.json").write_text(json.dumps(settings))
+    flags = {
+        "rewards": ["--data.rewards.x=RewardModel", "--data.rewards.x.path=model"],
+        "critic": ["--model.backbone.critic_init=model"],
+        "policy": ["--model.backbone=Pretrained", "--model.backbone.path=model"],
+    }
+    line = fails(capsys, "fit", *tiny("ppo"), *SMALL, *flags[key])
+    assert "cannot be loaded" in line
     assert not Path("executed").exists()
 
 
