@@ -163,6 +163,9 @@ def test_a_mistake_on_the_command_line_is_one_line(flag, message, capsys):
     assert not list(Path().rglob("run/*"))  # so that the next try is not refused
 
 
+BOMB = "a0: &a0 {{x: 1}}\n" + "".join(
+    f"a{i}: &a{i} {{0}}" + ", ".join([f"*a{i - 1}"] * 9) + "{1}\n" for i in range(1, 9)
+)
 FILES = [
     ("data: {group_sise: 3}", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
     ("data: {sampling: {temprature: 1}}", r"data\.sampling\.temprature=1: .*temperature\?"),
@@ -221,6 +224,15 @@ FILES = [
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
     ("a: &a [*a]", r"config=overlay\.yaml: an alias refers to itself; write it out"),
     ("data: &a {task: *a}", r"config=overlay\.yaml: an alias refers to itself; write it out"),
+    (
+        BOMB.format("[", "]"),
+        r"config=overlay\.yaml: its aliases stand for \de\+0\d values; wr",
+    ),
+    (
+        BOMB.format("{<<: [", "]}"),
+        r"config=overlay\.yaml: its aliases stand for \de\+0\d val",
+    ),
+    ("a: !!bool x", r"config=overlay\.yaml: not valid YAML"),
     ("a: " + "[" * 3000 + "]" * 3000, r"config=overlay\.yaml: not valid YAML, it is nested too"),
     ('model: {backbone: {name: "a\\0b"}}', r"backbone\.name=a\\x00b: holds a null byte; remove"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),

@@ -3,14 +3,16 @@
 import ast
 import json
 import pickle
+import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from lit_reason.__main__ import main
 from lit_reason.errors import ConfigError, printable
-from lit_reason.secrecy import without_secrets
+from lit_reason.secrecy import masked, without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
 from tests.test_reward_parts import saved
@@ -138,6 +140,87 @@ def test_a_secret_in_a_file_is_not_repeated_either(capsys):
     Path("mine.yaml").write_text("model: {update: {micro_batch_size: {password: 'a, s3cr3t'}}}")
     line = fails(capsys, "fit", *tiny("grpo"), "--config=mine.yaml")
     assert "micro_batch_size={'password': …}: " in line
+
+
+SAID = [
+    "401 Authorization: Bearer s3cr3t",
+    "x-api-key: s3cr3t",
+    "password: s3cr3t",
+    "password = s3cr3t",
+    "api_key=s3cr3t Authorization: Bearer s3cr3t",
+    "Cookie: a=s3cr3t; b=s3cr3t",
+    "pwd=s3cr3t",
+    "ssh_key: s3cr3t",
+    "api.key: s3cr3t",
+    "http://host/x?sig=s3cr3t&a=1",
+    "https://user:s3c/s3cr3t@host",
+    "https:/user:s3cr3t@host",
+    "Proxy-Authorization: Basic s3cr3t==",
+    '{"api_key":"s3cr3t"}',
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_a_part_says_of_a_secret_is_not_told(said):
+    line = printable(f"data.rewards.x: fn raised ValueError: {said}")
+    assert line.startswith("data.rewards.x: fn raised ValueError: ")
+    assert "s3cr3t" not in line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data.engine.token=…: no such key",
+        "data.rewards.token: Boom raised ValueError: no (at token.py:3)",
+        "model.update.max_new_tokens: must be at least 1",
+        "set eos_token: there is none; pad_token=3 is one",
+        "runs/secret: cannot be written",
+        "secrets.yaml: cannot be written",
+    ],
+)
+def test_an_ordinary_line_is_told_as_it_is(line):
+    assert printable(line) == line
+
+
+@pytest.mark.parametrize(
+    "part", ["'secret_", "secret_", "token.", "://a:", "'token':", "token='", "{token: '", "a@://b"]
+)
+def test_the_time_to_mask_a_text_grows_with_its_length(part):
+    started = time.perf_counter()
+    masked(part[:1] + part * 10_000)
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["password: !s3cr3t", "api_key: *s3cr3t", "token:\n  *s3cr3t", "{a: 1, token: *s3cr3t}"]
+)
+def test_what_is_wrong_with_a_file_is_said_without_its_secrets(text, capsys):
+    Path("mine.yaml").write_text(text)
+    line = fails(capsys, "fit", *tiny("grpo"), "--config=mine.yaml")
+    assert re.search(r"config=mine\.yaml: not valid YAML in line \d, column \d+; quote the", line)
+    assert "s3cr3t" not in line
+
+
+LEAKY = """
+from lit_reason.rewards import Reward
+class Tok(Reward):
+    def __init__(self, token: str = "", more: list[dict[str, str]] | None = None):
+        super().__init__()
+        self.token = token or more[0]["password"]
+    def __call__(self, prompt, responses, verdicts):
+        raise ValueError("401 for " + self.token)
+"""
+
+
+@pytest.mark.parametrize("given", ["token: hunter2", "more: [{password: hunter2}]"])
+def test_a_secret_in_a_mapping_on_the_command_line_is_not_told(
+    given, capsys, monkeypatch, tmp_path
+):
+    (tmp_path / "leaky_class.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    flag = f"--data.rewards.x={{class_path: leaky_class.Tok, init_args: {{{given}}}}}"
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, flag)
+    assert line.startswith("error: data.rewards.x: Tok raised ValueError: 401 for … (at leaky_cl")
 
 
 def test_what_changed_on_resuming_is_not_told_of_a_secret():
