@@ -61,6 +61,7 @@ from lit_reason.errors import (
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import (
     FAMILIES,
+    check_local,
     check_nul,
     check_secrets,
     flags,
@@ -303,6 +304,7 @@ class ReasonCLI(LightningCLI):
         if path == "last" or (path and writes):
             check_copy(ReasonParser.arguments, config.run_dir)
         check_checkpoint(path, config.run_dir)
+        check_local("run_dir", config.run_dir)
         config.run_dir = choose_run_dir(config.run_dir, str(self.subcommand), path)
         for logger in as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,8 @@ class ConfigError(ValueError):
 
 
 # what a part that the user wrote may raise; `sys.exit` in it must not look like the end of a run
-RAISED = (Exception, SystemExit)
+RAISED = (Exception, SystemExit, GeneratorExit, CancelledError)
+OWN = "lit_reason."  # modules whose exceptions say enough: a `ConfigError`, the end by a signal
 
 
 class ConfigWarning(UserWarning):
@@ -142,6 +144,14 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def said(error: BaseException) -> str:
+    """What an exception says; nothing where not even that can be asked, as a class may be wrong."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 @contextmanager
 def placed(key: str) -> Iterator[None]:
     """Notes of an error which part it comes from; a part does not know where it was configured.
@@ -151,7 +161,7 @@ def placed(key: str) -> Iterator[None]:
     """
     try:
         yield
-    except RAISED as error:
+    except BaseException as error:
         if place_of(error) is None:
             error.__dict__["place"] = key
         raise
@@ -190,15 +200,17 @@ def blaming(key: str, part: object) -> Iterator[None]:
     try:
         with placed(key):
             yield
-    except ConfigError:
+    except KeyboardInterrupt:
         raise
-    except RAISED as error:
+    except BaseException as error:
+        if type(error).__module__.startswith(OWN):
+            raise
         own, exits = users_frame(error), isinstance(error, SystemExit)
-        if own is None and not exits and type(part).__module__.startswith("lit_reason."):
+        if own is None and not exits and type(part).__module__.startswith(OWN):
             raise
         place = f" (at {own[1]})" if own else ""
         raise ConfigError(
-            f"{key}: {type(part).__name__} raised {type(error).__name__}: {error}{place}"
+            f"{key}: {type(part).__name__} raised {type(error).__name__}: {said(error)}{place}"
         ) from error
 
 
@@ -239,7 +251,7 @@ def users_mistake(error: BaseException) -> str | None:
     own = users_frame(error)
     if own is None or own[0] == "<module>":
         return None
-    return f"{own[0]}: {type(error).__name__}: {error} (at {own[1]})"
+    return f"{own[0]}: {type(error).__name__}: {said(error)} (at {own[1]})"
 
 
 def users_frame(error: BaseException) -> tuple[str, str] | None:

@@ -34,6 +34,16 @@ def check_nul(given: Settings) -> None:
             raise ConfigError(f"{key}={value}: holds a null byte; remove it")
 
 
+def check_local(key: str, folder: str | None) -> None:
+    """Refuses an address where files are written by the system's own means.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if folder is not None and "://" in folder:
+        raise ConfigError(f"{key}={folder}: is no folder of this machine; give one, and copy it")
+
+
 def check_secrets(config: Mapping[str, Any]) -> None:
     """Refuses what stands for a secret in the `config.yaml` of a run.
 

@@ -599,6 +599,33 @@ class ExitsUnbuilt(ExitsReward):
     def __init__(self):
         raise SystemExit(0)
 
+class Closes(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise GeneratorExit
+
+class Base(BaseException):
+    pass
+
+class RaisesBase(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise Base("no")
+
+class Mute(Exception):
+    def __str__(self):
+        return None
+
+class RaisesMute(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise Mute
+
+class Odd:
+    def __float__(self):
+        raise ZeroDivisionError("no number")
+
+class ReturnsOdd(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        return [Odd() for _ in responses]
+
 class Clears(Reward):
     def __call__(self, prompt, responses, verdicts):
         responses.clear()
@@ -657,6 +684,13 @@ PARTS = [
     ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
     ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
     ("data.rewards.x=ExitsUnbuilt", r"data\.rewards\.x\.__init__: SystemExit: 0 \(at my_bugs\.py"),
+    ("data.rewards.x=Closes", r"data\.rewards\.x: Closes raised GeneratorExit: .*\(at my_bugs\.py"),
+    ("data.rewards.x=RaisesBase", r"data\.rewards\.x: RaisesBase raised Base: no \(at my_bugs\.py"),
+    ("data.rewards.x=RaisesMute", r"data\.rewards\.x: RaisesMute raised Mute: .*\(at my_bugs\.py"),
+    (
+        "data.rewards.x=ReturnsOdd",
+        r"x: ReturnsOdd raised ZeroDivisionError: no number \(at my",
+    ),
     (
         "data.rewards.x=Clears",
         r"data\.rewards\.x: Clears returned 0 values for 4 responses; return",
@@ -782,8 +816,20 @@ SLOTS = [
     (
         "grpo",
         "--data.rewards.correctness.weight=1e39",
-        r"correctness: Correctness returned 1e\+39; rewards",
+        r"correctness\.weight=1e\+39: makes rewards of 1e\+18 and beyond; lower it",
     ),
+    ("ppo", "--data.rewards.correctness.right=.nan", r"correctness\.right=nan: must be finite"),
+    ("ppo", "--data.rewards.correctness.wrong=-.inf", r"correctness\.wrong=-inf: must be finite"),
+    ("ppo", "--data.rewards.correctness.right=1e30", r"right=1e\+30: makes rewards of 1e\+18"),
+    (
+        "ppo",
+        "--data.rewards.x=StepCorrectness --data.rewards.x.wrong=.nan",
+        r"data\.rewards\.x\.wrong=nan: must be finite",
+    ),
+    ("dapo", "--data.rewards.soft_overlong.cache=.nan", r"soft_overlong\.cache=nan: neither a"),
+    ("dapo", "--data.rewards.soft_overlong.cache=.inf", r"soft_overlong\.cache=inf: neither a"),
+    ("dapo", "--data.rewards.soft_overlong.cache=-.inf", r"soft_overlong\.cache=-inf: neither a"),
+    ("grpo", "--run_dir=s3://bucket/x", r"run_dir=s3://bucket/x: is no folder of this machine"),
     (
         "dapo",
         "--data.rewards.soft_overlong.cache=1.5",
