@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,6 +27,8 @@ from transformers import (
 from lit_reason.critics import check_critic_init, start_critic
 from lit_reason.errors import ConfigError, require_at_least_one
 from lit_reason.gguf import check_gguf, plain_copy
+from lit_reason.lists import as_list
+from lit_reason.loading import load_model, reading
 from lit_reason.networks import ValueModel, reads_padding
 from lit_reason.tokenizer import tokenizer_class
 
@@ -78,9 +79,7 @@ class Backbone(ABC):
         The model's own are those of its generation config, and where that names none those of its
         `config.json`.
         """
-        own = self._own_eos()
-        own = [own] if isinstance(own, int) else list(own or [])
-        return sorted({self.tokenizer.eos_token_id, *own})
+        return sorted({self.tokenizer.eos_token_id, *as_list(self._own_eos())})
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -207,47 +206,55 @@ class Pretrained(Backbone):
         if gguf_file is not None:
             check_gguf(folder, gguf_file)
 
-    def _load(self, loader: Any, **kwargs: Any) -> Any:
-        if self.gguf_file is not None:
-            kwargs["gguf_file"] = self.gguf_file
-        try:
-            # or transformers would ask at the terminal whether to run a model's own code
-            return loader.from_pretrained(self.path, trust_remote_code=False, **kwargs)
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"model.backbone.path={self.path}: cannot be loaded ({reason}); give a model "
-                "folder, or a hub id that this machine can reach"
-            ) from error
+    @property
+    def _named(self) -> tuple[str, str]:
+        """Where the folder is named, and what to give instead of one that cannot be loaded."""
+        fix = "give a model folder, or a hub id that this machine can reach"
+        return f"model.backbone.path={self.path}", fix
+
+    @property
+    def _gguf(self) -> dict[str, str]:
+        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
     def _load_tokenizer(self) -> Any:
-        return self._load(AutoTokenizer if self.gguf_file else tokenizer_class(self.path))
+        with reading(*self._named):
+            kind = AutoTokenizer if self.gguf_file else tokenizer_class(self.path)
+            # or transformers would ask at the terminal whether to run a model's own code
+            return kind.from_pretrained(self.path, trust_remote_code=False, **self._gguf)
 
     def _load_config(self) -> PreTrainedConfig:
-        return self._load(AutoConfig)
+        with reading(*self._named):
+            return AutoConfig.from_pretrained(self.path, trust_remote_code=False, **self._gguf)
 
     def _own_eos(self) -> int | list[int] | None:
+        with reading(*self._named):
+            own = self._generation_config().eos_token_id
+            if own is None:
+                # as it is written: what a class of models has by default may be any token of this
+                written, _ = PreTrainedConfig.get_config_dict(self.path, **self._gguf)
+                own = GenerationConfig.from_model_config(written).eos_token_id
+            if not all(type(token) is int for token in as_list(own)):
+                raise ValueError(f"its eos_token_id is {own!r:.40}, not the number of a token")
+        return own
+
+    def _generation_config(self) -> GenerationConfig:
+        """An empty one for a base model, which often has none."""
         try:
-            own = GenerationConfig.from_pretrained(self.path).eos_token_id
-        except OSError:  # base models often have no generation_config.json
-            own = None
-        if own is not None:
-            return own
-        # as it is written: what a class of models has by default may be any token of this one
-        written, _ = PreTrainedConfig.get_config_dict(self.path, gguf_file=self.gguf_file)
-        return GenerationConfig.from_model_config(written).eos_token_id
+            return GenerationConfig.from_pretrained(self.path)
+        except OSError:
+            if Path(self.path, "generation_config.json").exists():
+                raise
+            return GenerationConfig()
 
     def _build(self, random: bool = False) -> PreTrainedModel:
+        settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": self.attn}
         if random:
-            return AutoModelForCausalLM.from_config(
-                self.config, dtype=torch.float32, attn_implementation=self.attn
-            )
-        loaded = self._load(
-            AutoModelForCausalLM,
-            config=self.config,
-            dtype=torch.float32,
-            attn_implementation=self.attn,
-        )
+            with reading(*self._named):
+                return AutoModelForCausalLM.from_config(
+                    self.config, trust_remote_code=False, **settings
+                )
+        settings |= {"config": self.config, **self._gguf}
+        loaded = load_model(AutoModelForCausalLM, self.path, *self._named, **settings)
         return loaded if self.gguf_file is None else plain_copy(loaded)
 
     def __str__(self) -> str:
@@ -334,7 +341,9 @@ class Scratch(Backbone):
         # the same start for actor, critic and reference, whatever was drawn before
         with torch.random.fork_rng():
             torch.manual_seed(self.seed + random)
-            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
+            return AutoModelForCausalLM.from_config(
+                self.config, dtype=torch.float32, trust_remote_code=False
+            )
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:

@@ -63,6 +63,7 @@ from lit_reason.errors import (
 from lit_reason.explain import explain, import_fault, nested_reason, parameters
 from lit_reason.given import (
     FAMILIES,
+    check_local,
     check_nul,
     check_secrets,
     flags,
@@ -340,6 +341,7 @@ class ReasonCLI(LightningCLI):
         if config.dry_run is not False:
             self._prepare_dry_run(config)
         path = self._checkpoint(config)
+        check_local("run_dir", config.run_dir)
         config.run_dir = choose_run_dir(config.run_dir, str(self.subcommand), path)
         for logger in as_list(config.trainer.get("logger")):
             arguments = getattr(logger, "init_args", None)

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lit_reason.architecture import architecture, difference, misfit
 from lit_reason.errors import ConfigError
 from lit_reason.files import replacing
+from lit_reason.loading import reading
 from lit_reason.networks import ValueModel, base_weights, broken_weight, own_weights
 from lit_reason.reward_models import load_reward_model
 from lit_reason.sharding import whole
@@ -132,21 +133,17 @@ def notes_of(file: Path) -> dict[str, str]:
 
 
 def _load_critic(critic: ValueModel, file: Path, name: str, tokenizer: Any) -> None:
-    try:
+    key = f"model.backbone.critic_init={name}"
+    with reading(f"{key}: {file.name}", "give another start"):
         noted, weights = notes_of(file), load_file(file)
-    except SafetensorError as error:
-        raise ConfigError(
-            f"model.backbone.critic_init={name}: {file.name} cannot be read ({error})"
-        ) from error
+        adapters = dict(json.loads(noted.get("adapters", "{}")))
+        built = dict(json.loads(noted.get("architecture", "{}")))  # older files say nothing of it
     if noted.get("vocabulary", vocabulary(tokenizer)) != vocabulary(tokenizer):
         raise ConfigError(
-            f"model.backbone.critic_init={name}: the critic was trained with another vocabulary "
-            "than that of model.backbone"
+            f"{key}: the critic was trained with another vocabulary than that of model.backbone"
         )
-    adapters = json.loads(noted.get("adapters", "{}"))
-    check_notes(f"model.backbone.critic_init={name}", adapters, critic.notes)
-    built = json.loads(noted.get("architecture", "{}"))  # older files say nothing of it
-    _take(critic, weights, built, f"model.backbone.critic_init={name}")
+    check_notes(key, adapters, critic.notes)
+    _take(critic, weights, built, key)
 
 
 def _load_reward_model(critic: ValueModel, path: str, tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ from lit_reason.data import RolloutDataModule
 from lit_reason.encoding import encode_prompt
 from lit_reason.errors import naming
 from lit_reason.estimate import FULL, Load, Shape, flops, shape_of, stages
+from lit_reason.loading import reading
 from lit_reason.lora import LoRA
 from lit_reason.module import ReasonModule
 from lit_reason.networks import BLOCK, LEAST
@@ -137,7 +138,8 @@ def least_seconds(shape: Shape, load: Load, device: torch.device) -> dict[str, f
 
 def report(module: ReasonModule, data: RolloutDataModule, trainer: Trainer) -> list[str]:
     """The estimate as lines of text."""
-    shape = shape_of(module.backbone.config)
+    with reading(f"model.backbone={module.backbone}", "give another model"):
+        shape = shape_of(module.backbone.config)
     load = load_of(module, data, trainer, shape)
     device = trainer.strategy.root_device
     found, seconds = stages(shape, load), least_seconds(shape, load, device)

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ class ConfigError(ValueError):
 
 
 # what a part that the user wrote may raise; `sys.exit` in it must not look like the end of a run
-RAISED = (Exception, SystemExit)
+RAISED = (Exception, SystemExit, GeneratorExit, CancelledError)
+OWN = "lit_reason."  # modules whose exceptions say enough: a `ConfigError`, the end by a signal
 
 
 class ConfigWarning(UserWarning):
@@ -143,6 +145,14 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def said(error: BaseException) -> str:
+    """What an exception says; nothing where not even that can be asked, as a class may be wrong."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 _places: list[str] = []  # of the parts at work, the innermost last
 
 
@@ -156,7 +166,7 @@ def placed(key: str) -> Iterator[None]:
     _places.append(key)
     try:
         yield
-    except RAISED as error:
+    except BaseException as error:
         if place_of(error) is None:
             error.__dict__["place"] = key
         raise
@@ -221,15 +231,17 @@ def blaming(key: str, part: object) -> Iterator[None]:
             yield
         if getattr(sys.stdout, "closed", False):
             raise ConfigError(f"{key}: {type(part).__name__} closed stdout; leave it open")
-    except ConfigError:
+    except KeyboardInterrupt:
         raise
-    except RAISED as error:
+    except BaseException as error:
+        if type(error).__module__.startswith(OWN):
+            raise
         own, exits = users_frame(error), isinstance(error, SystemExit)
-        if own is None and not exits and type(part).__module__.startswith("lit_reason."):
+        if own is None and not exits and type(part).__module__.startswith(OWN):
             raise
         place = f" (at {own[1]})" if own else ""
         raise ConfigError(
-            f"{key}: {type(part).__name__} raised {type(error).__name__}: {error}{place}"
+            f"{key}: {type(part).__name__} raised {type(error).__name__}: {said(error)}{place}"
         ) from error
 
 
@@ -270,7 +282,7 @@ def users_mistake(error: BaseException) -> str | None:
     own = users_frame(error)
     if own is None or own[0] == "<module>":
         return None
-    return f"{own[0]}: {type(error).__name__}: {error} (at {own[1]})"
+    return f"{own[0]}: {type(error).__name__}: {said(error)} (at {own[1]})"
 
 
 def users_frame(error: BaseException) -> tuple[str, str] | None:

@@ -116,7 +116,7 @@ def shape_of(config: Any) -> Shape:
         config: Of a `transformers` causal language model.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text: Any = config.get_text_config()
     layers = decoder_layers(model)
     linear: dict[str, int] = {}

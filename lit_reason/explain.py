@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lit_reason.errors import RAISED, users_frame
+from lit_reason.errors import RAISED, said, users_frame
 from lit_reason.given import Settings, locate, settings
 
 _KEY = re.compile(r"(?:Parser key|Key|key) [\"']([\w.]+)[\"']")
@@ -228,7 +228,7 @@ def _class_fault(path: str, hint: Any) -> str:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except RAISED as error:
-        return f"module {module} cannot be imported ({type(error).__name__}: {error})"
+        return f"module {module} cannot be imported ({type(error).__name__}: {said(error)})"
     wanted = " or ".join(b.__name__ for b in bases(hint) if b.__module__ != "builtins")
     if found is None:
         return f"module {module} has no {name}"
@@ -260,7 +260,7 @@ def import_fault(error: BaseException, given: Settings) -> str | None:
         return None
     stem = place.rpartition(".py:")[0]
     named = next((f"{k}={v}" for k, v in given if v.split(".")[-2:-1] == [stem]), place)
-    return f"{named}: module {stem} cannot be imported ({type(error).__name__}: {error})"
+    return f"{named}: module {stem} cannot be imported ({type(error).__name__}: {said(error)})"
 
 
 def nested_reason(message: str) -> str | None:

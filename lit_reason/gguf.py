@@ -51,7 +51,10 @@ def without_bar() -> Iterator[None]:
 def plain_copy(model: PreTrainedModel) -> PreTrainedModel:
     """The same network without the mark of quantisation, which `transformers` refuses to save."""
     copy = AutoModelForCausalLM.from_config(
-        model.config, dtype=torch.float32, attn_implementation=model.config._attn_implementation
+        model.config,
+        dtype=torch.float32,
+        attn_implementation=model.config._attn_implementation,
+        trust_remote_code=False,
     )
     if hasattr(copy.config, "quantization_config"):  # the weights are plain numbers now
         del copy.config.quantization_config

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lit_reason.errors import ConfigError
-from lit_reason.secrecy import HIDDEN, hidden_key
+from lit_reason.secrecy import HIDDEN, hidden_key, sounds_secret
 
 Settings = list[tuple[str, str]]  # (full key, value) of everything given, in order
 
 _HEAD = re.compile(r"([A-Za-z_]\w*)\.(\w+(?:\.\w+)*)(?:=([^:,]*))?(?=[:,])")
+MOST = 100_000  # values that aliases may stand for
 DEEPEST = 100  # lists and mappings in one another
 _SECTIONS = ("model", "data", "trainer", "callbacks")
 
@@ -31,6 +33,16 @@ def check_nul(given: Settings) -> None:
     for key, value in given:
         if "\0" in value:
             raise ConfigError(f"{key}={value}: holds a null byte; remove it")
+
+
+def check_local(key: str, folder: str | None) -> None:
+    """Refuses an address where files are written by the system's own means.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if folder is not None and "://" in folder:
+        raise ConfigError(f"{key}={folder}: is no folder of this machine; give one, and copy it")
 
 
 def check_secrets(config: Mapping[str, Any]) -> None:
@@ -51,7 +63,10 @@ def check_secrets(config: Mapping[str, Any]) -> None:
 
 
 def settings(args: Sequence[str]) -> Settings:
-    """Every (key, value) on the command line and in its files; files that fail are left out."""
+    """Every (key, value) on the command line and in its files; files that fail are left out.
+
+    Of a mapping on the command line there is also each key below it.
+    """
     found: Settings = []
     for name, value in flags(args):
         if name == "config":
@@ -61,6 +76,10 @@ def settings(args: Sequence[str]) -> Settings:
                 continue
         else:
             found.append((name, value))
+            if value.lstrip().startswith(("{", "[")):
+                with suppress(ConfigError):
+                    content = read_yaml_text(value, name)
+                    found += [x for x in leaves(f"{name}.", content) if x != (name, str(content))]
     return found
 
 
@@ -101,33 +120,80 @@ def read_yaml(key: str, file: str | Path) -> Any:
         ConfigError: It is missing, is not YAML, has a key twice, or holds itself.
     """
     try:
-        content = yaml.load(Path(file).read_text(encoding="utf-8"), _UniqueKeys)
-        if isinstance(content, dict | list):
-            _check_nesting(key, content)
-        return content
-    except RecursionError:
-        raise ConfigError(f"{key}: not valid YAML, it is nested too deeply") from None
+        text = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}: not a text file; give a YAML file") from error
     except OSError as error:
         raise ConfigError(f"{key}: {error.strerror}; give a YAML file") from error
+    return read_yaml_text(text, key)
+
+
+def read_yaml_text(text: str, key: str) -> Any:
+    """What a text in YAML holds, which anybody may have written.
+
+    Args:
+        text: The text.
+        key: Where it comes from, for messages.
+
+    Raises:
+        ConfigError: It is not YAML, has a key twice, holds itself, or grows without measure.
+    """
+    try:
+        loader = _UniqueKeys(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_nesting(key, node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError(f"{key}: not valid YAML, it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{key}: not valid YAML{place}: {error.problem}") from error
-    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: not valid YAML{_problem(text, error)}") from error
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        # not only the first: `!!bool` and dates may stand before what is none
         raise ConfigError(f"{key}: not valid YAML") from error
 
 
-def _check_nesting(key: str, value: Any, above: tuple[Any, ...] = ()) -> None:
-    """Refuses a list or a mapping that is a part of itself, or of very many others."""
-    if any(value is outer for outer in above):
-        raise ConfigError(f"{key}: an alias refers to itself; write it out")
-    if len(above) > DEEPEST:
-        raise ConfigError(f"{key}: not valid YAML, it is nested too deeply")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list):
-            _check_nesting(key, part, (*above, value))
+def _problem(text: str, error: yaml.MarkedYAMLError) -> str:
+    """Where and what; only where, if it would repeat a part of a secret."""
+    if error.problem_mark is None:
+        return f": {error.problem}"
+    line, column = error.problem_mark.line, error.problem_mark.column
+    place = f" in line {line + 1}, column {column + 1}"
+    near = " ".join(text.splitlines()[max(line - 1, 0) : line + 1])  # a value may stand below
+    secret = any(sounds_secret(name) for name in re.findall(r"[\w.-]+", near))
+    return f"{place}; quote the value" if secret else f"{place}: {error.problem}"
+
+
+def _check_nesting(key: str, node: yaml.Node) -> None:
+    """Refuses what is a part of itself, or would fill the memory with copies of its parts.
+
+    Before anything is built: merged mappings are copied even then.
+    """
+    sizes: dict[int, tuple[int, int]] = {}  # of a node with all below it, and their depth
+
+    def size(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> tuple[int, int]:
+        if any(node is outer for outer in above):
+            raise ConfigError(f"{key}: an alias refers to itself; write it out")
+        if id(node) not in sizes:
+            parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in node.value for part in pair]
+            below = [size(part, (*above, node)) for part in parts]
+            depth = 1 + max((depth for _, depth in below), default=-1)
+            sizes[id(node)] = 1 + sum(count for count, _ in below), depth
+        if len(above) + sizes[id(node)][1] > DEEPEST:
+            raise ConfigError(f"{key}: not valid YAML, it is nested too deeply")
+        return sizes[id(node)]
+
+    count, _ = size(node)
+    if count > max(MOST, len(sizes)):
+        raise ConfigError(f"{key}: its aliases stand for {count:.0e} values; write out fewer")
 
 
 def _check_keys(file: str, prefix: str, content: dict[Any, Any]) -> None:
@@ -176,7 +242,9 @@ def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 def leaves(prefix: str, value: Any) -> Settings:
     """Every key below a prefix, with its value as text; a class stands under its own key."""
     if not isinstance(value, dict):
-        return [(prefix.rstrip("."), str(value))]
+        parts = value if isinstance(value, list) else []
+        below = [leaf for part in parts if isinstance(part, dict) for leaf in leaves(prefix, part)]
+        return [(prefix.rstrip("."), str(value)), *below]
     if "class_path" in value:
         inner = value.get("init_args") or {}
         rest = {k: v for k, v in value.items() if k not in ("class_path", "init_args")}

@@ -10,10 +10,9 @@ from typing import Any
 from lit_reason.batch import Group, Prompt, Response
 from lit_reason.errors import ConfigError, blaming
 from lit_reason.rewards import Reward
+from lit_reason.rewards.base import LARGEST
 from lit_reason.tasks import Task
 from lit_reason.verdict import Status, Verdict
-
-LARGEST = 1e18  # its square is still a number in float32
 
 
 def judge(
@@ -100,14 +99,16 @@ def reward(
     group = Group(prompt, prompt_ids, responses, verdicts, [0.0] * len(responses))
     outcomes: list[list[float | None]] = []
     for name, term in rewards.items():
-        with blaming(f"data.rewards.{name}", term):
+        with blaming(f"data.rewards.{name}", term):  # also for what it returned, which may raise
             values = term(prompt, list(responses), list(verdicts))  # for it to change
-        where = f"data.rewards.{name}: {term.called}"
-        values = _listed(where, values, len(responses), f"{len(responses)} responses")
-        if term.per_token:
-            group.terms[name] = _add_token_rewards(group, where, term.weight, values)
-            continue
-        group.terms[name] = [None if v is None else _number(where, v, term.weight) for v in values]
+            where = f"data.rewards.{name}: {term.called}"
+            values = _listed(where, values, len(responses), f"{len(responses)} responses")
+            if term.per_token:
+                group.terms[name] = _add_token_rewards(group, where, term.weight, values)
+                continue
+            group.terms[name] = [
+                None if v is None else _number(where, v, term.weight) for v in values
+            ]
         outcomes.append(group.terms[name])
     if outcomes:
         _sum_outcomes(group, outcomes)
@@ -154,7 +155,8 @@ def _listed(where: str, values: Any, count: int, what: str) -> list[Any]:
 
 def _number(where: str, value: Any, weight: float) -> float:
     try:
-        if isinstance(value, str | bytes):  # float would read it
+        # float would read a text, and drop a part of a complex number
+        if isinstance(value, str | bytes) or "complex" in str(getattr(value, "dtype", "")):
             raise TypeError
         number = weight * float(value)
     except OverflowError:  # of an integer that no float can hold
@@ -176,7 +178,7 @@ def _shown(value: Any) -> str:
     """The beginning of a value's text; its type where it has none, as a very long integer."""
     try:
         return f"{value!r:.80}"
-    except ValueError:
+    except Exception:
         return type(value).__name__
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from lit_reason.errors import RAISED, ConfigError, blaming
+from lit_reason.errors import RAISED, ConfigError, blaming, said
 from lit_reason.prediction_files import Row
 from lit_reason.scores import (
     Samples,
@@ -79,7 +79,7 @@ def _own(path: str) -> Callable[[list[str], list[str]], Sequence[Verdict]]:
         ) from error
     except RAISED as error:
         raise ConfigError(
-            f"answer_format={path}: cannot be imported ({type(error).__name__}: {error})"
+            f"answer_format={path}: cannot be imported ({type(error).__name__}: {said(error)})"
         ) from error
     if not callable(function):
         raise ConfigError(f"answer_format={path}: is {function!r}, expected a function")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lit_reason.errors import ConfigError
+from lit_reason.loading import load_model, reading
 from lit_reason.tokenizer import tokenizer_class
 
 
@@ -23,23 +24,13 @@ def load_reward_model(path: str, dtype: torch.dtype, key: str) -> tuple[Any, Any
     """
     from transformers import AutoModelForSequenceClassification
 
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, trust_remote_code=False
-        )
-        tokenizer = tokenizer_class(path).from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{key}={path}: cannot be loaded ({reason}); give a folder, or a hub id that this "
-            "machine can reach, of a sequence-classification model with its tokenizer"
-        ) from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(
-            f"{key}={path}: lacks weights, the first is {missing[0]}; give a model that was saved "
-            "with its reward head"
-        )
+    fix = (
+        "give a folder, or a hub id that this machine can reach, of a sequence-classification "
+        "model with its tokenizer"
+    )
+    model = load_model(AutoModelForSequenceClassification, path, f"{key}={path}", fix, dtype=dtype)
+    with reading(f"{key}={path}", fix):
+        tokenizer = tokenizer_class(path).from_pretrained(path, trust_remote_code=False)
     if model.config.num_labels != 1:
         raise ConfigError(
             f"{key}={path}: has {model.config.num_labels} labels; give a reward model, which has 1"

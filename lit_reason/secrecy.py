@@ -9,41 +9,100 @@ from typing import Any
 import yaml
 
 HIDDEN = "…"  # stands for a secret
-_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of an address, with a password
+# of an address, with a password, which may hold a slash
+_USER = re.compile(r"(:/+)(?:[^\s/@'\"]{1,256}|[^\s/:@'\"]{1,256}:[^\s@'\"]{0,256})(?=@)")
+_CREDENTIAL = re.compile(r"\b((?:[Bb]earer|BEARER|Basic)\s+)[^\s'\",;)\]}]+")  # of a header
 # names with such a part, but for tokens of text
-_PART = r"secret|passw|passphrase|credential|(?:api|access|private|auth)[_-]?key|authorization"
-_OF_TEXT = r"(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b"
-_NAME = rf"(?:[\w.-]*?(?:{_PART})[\w.-]*|(?!(?:[\w-]*\.)*{_OF_TEXT})[\w.-]*?token(?:\.[\w.-]+)?)"
-_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
-_SECRET = re.compile(
-    # key=value to where a message goes on; 'key': 'value'; and {key: value}
-    rf"((?<![\w.-]){_NAME}=)(?:{_QUOTED}|(?!['\"]).*?(?=: |; |$)|.*$)"
-    rf"|((?P<q>['\"]){_NAME}(?P=q)\s*:\s*)(?:{_QUOTED}|[^,}}\]]+)"
-    rf"|([{{,]\s*{_NAME}:\s)(?:{_QUOTED}|[^,}}]+)",
+_PART = re.compile(
+    r"secret|passw|pwd|passphrase|credential|cookie|authorization"
+    r"|(?:api|access|private|auth|ssh)[._-]?key",
     re.I,
 )
-_SECRET_KEY = re.compile(_NAME, re.I)
-_QUERY = re.compile(rf"(?<=[?&])({_NAME})=[^&#\s]+", re.I)  # of an address
+_TOKEN = re.compile(r"token(?:\.|$)", re.I)
+_OF_TEXT = re.compile(
+    r"(?:^|\.)(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b",
+    re.I,
+)
+_SIGNATURE = re.compile(r"sig(?:nature)?$", re.I)  # of an address
+_KEY = re.compile(r"(?:(?P<q>['\"])(?P<quoted>[\w.-]+)(?P=q)|(?<![\w.-])(?P<bare>[\w.-]+))\s*[=:]")
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+# what stands behind key=, to where a message goes on; 'key': ; {key: ; and key: among words
+_AFTER_EQUALS = re.compile(rf"(?:{_QUOTED})(?![\w'\"])|(?!['\"]).*?(?=: |; |$)|.*$")
+_IN_ADDRESS = re.compile(r"[^&#\s'\"]*?(?=: |; |[&#\s'\"]|$)")
+_IN_MAPPING = re.compile(rf"\s*(?:{_QUOTED}|[^,}}\]]+)")
+_IN_WORDS = re.compile(rf" ?(?:{_QUOTED}|(?:bearer|basic) \S+|\S{{4,}})", re.I)
+_ALL = re.compile(r".*")
+_OURS = ("model.", "data.", "trainer.", "callbacks.")  # how the keys of messages begin
+_DOTTED = re.compile(r"(?:key|token|password|pwd|secret|authorization|cookie)$", re.I)
+_QUERY = re.compile(r"(?<=[?&])([\w.-]+)=[^&#\s]+")  # of an address
 SHORTEST = 4  # letters of a secret that is looked for in texts; fewer stand in any word
+LONGEST = 20_000  # letters of a message that are shown
+
+
+def sounds_secret(name: str) -> bool:
+    """Whether what stands under a name, which may be a full key, is not to be told.
+
+    Example:
+        >>> [sounds_secret(name) for name in ("data.engine.token", "x-api-key", "eos_token")]
+        [True, True, False]
+    """
+    if _PART.search(name):
+        return True
+    return _TOKEN.search(name) is not None and _OF_TEXT.search(name) is None
 
 
 def masked(text: str, given: Iterable[tuple[str, str]] = ()) -> str:
     """A text in which the values of keys that sound secret, and users in addresses, are not told.
 
     Args:
-        text: One line.
+        text: One line; of a very long one the beginning is returned.
         given: Keys with their values, which are found also where no key stands before them.
 
     Example:
         >>> masked("engine.token=a, b: no such key; {'password': 'c'}; max_tokens=3")
         "engine.token=…: no such key; {'password': …}; max_tokens=3"
+        >>> masked("401 for Authorization: Bearer abcd")
+        '401 for Authorization: …'
         >>> masked("Got value: a bc", [("engine.password", "a bc")])
         'Got value: …'
     """
     for key, value in given:
-        if len(value) >= SHORTEST and _SECRET_KEY.fullmatch(key):
+        if len(value) >= SHORTEST and sounds_secret(key):
             text = text.replace(value, HIDDEN)
-    return _SECRET.sub(lambda m: f"{m[1] or m[2] or m[4]}{HIDDEN}", _USER.sub(HIDDEN, text))
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + HIDDEN
+    text = _CREDENTIAL.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}", text))
+    told, place = [], 0
+    while key_found := _KEY.search(text, place):
+        told.append(text[place : key_found.end()])
+        place = key_found.end()
+        kind = _value_behind(key_found)
+        hidden = kind.match(text, place) if kind else None
+        if hidden and hidden[0]:
+            space = " " if hidden[0].startswith(" ") else ""
+            told.append(f"{space}{HIDDEN}")
+            place = hidden.end()
+    return "".join([*told, text[place:]])
+
+
+def _value_behind(key: re.Match[str]) -> re.Pattern[str] | None:
+    """What to hide behind a key; `None` hides nothing."""
+    name, text = key["quoted"] or key["bare"], key.string
+    before = text[: key.start()].rstrip(" ")[-1:]
+    equals = key[0].endswith("=")
+    if equals and before in ("?", "&") and (sounds_secret(name) or _SIGNATURE.search(name)):
+        return _IN_ADDRESS
+    if not sounds_secret(name):
+        return None
+    spaced = text[key.end() : key.end() + 1].isspace()
+    if equals:
+        return _IN_WORDS if key["quoted"] or spaced else _AFTER_EQUALS
+    if key["quoted"] or (before in ("{", ",") and spaced):
+        return _IN_MAPPING
+    # not of messages of ours, nor of files, as in token.py:1234 or runs/token: cannot be written
+    if name.startswith(_OURS) or before == "/" or ("." in name and not _DOTTED.search(name)):
+        return None
+    return _ALL if name.lower().endswith("cookie") else _IN_WORDS
 
 
 def without_secrets(text: str) -> str:
@@ -93,12 +152,19 @@ def _secrets(content: Any, key: str = "") -> Iterator[tuple[Any, Any, str]]:
         full = "" if name == "init_args" else f"{key}.{name}".lstrip(".")
         if not isinstance(value, str):
             yield from _secrets(value, full)
-        elif value and name != "class_path" and _SECRET_KEY.fullmatch(full):
+        elif value and name != "class_path" and sounds_secret(full):
             yield content, name, HIDDEN
         elif "://" in value:
-            told = _QUERY.sub(rf"\1={HIDDEN}", _USER.sub(HIDDEN, value))
+            told = _QUERY.sub(_without_value, _USER.sub(rf"\1{HIDDEN}", value))
             if told != value:
                 yield content, name, told
+
+
+def _without_value(parameter: re.Match[str]) -> str:
+    """A parameter of an address, without its value if that is secret."""
+    name = parameter[1]
+    secret = sounds_secret(name) or _SIGNATURE.search(name)
+    return f"{name}={HIDDEN}" if secret else parameter[0]
 
 
 def _items(content: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:

@@ -16,9 +16,15 @@ def tokenizer_class(path: str) -> Any:
 
     Where its file says that the file is all there is to it, the plain one: `AutoTokenizer` would
     take the class of the model type, and with it another algorithm.
+
+    Raises:
+        ValueError: The file cannot be read.
     """
     file = Path(path, "tokenizer_config.json")
     named = None
     if file.is_file():
-        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError(f"{file.name} holds a {type(settings).__name__}, not a mapping")
+        named = settings.get("tokenizer_class")
     return PreTrainedTokenizerFast if named in GENERIC else AutoTokenizer

@@ -66,7 +66,9 @@ def update_flops(model: str, prompt_tokens: float, response_tokens: float) -> fl
     and recomputation do not count.
     """
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        network = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
+        )
     linear = [m for m in network.modules() if isinstance(m, nn.Linear)]
     head = network.get_output_embeddings().weight.numel()
     body = sum(m.weight.numel() for m in linear) - head

@@ -222,8 +222,12 @@ def run_trl(case: Case, connection: Any) -> None:
         logging_strategy="no",
         disable_tqdm=True,
     )
-    tokenizer = AutoTokenizer.from_pretrained(case.model, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(
+        case.model, padding_side="left", trust_remote_code=False
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        case.model, dtype=torch.float32, trust_remote_code=False
+    )
     trainer = Timed(
         model=model,
         args=config,

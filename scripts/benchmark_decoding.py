@@ -72,7 +72,7 @@ def main(args: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         save_ragged(Path(folder))
-        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False).eval()
     compiled = torch.compile(model, dynamic=True)
     started = time.perf_counter()
     difference = (decode(model, compiled)[1] - decode(model, model)[1]).abs().max().item()

@@ -96,7 +96,7 @@ def main(args: list[str] | None = None) -> None:
         case = build_case(options.case, Path(folder), options.smollm2, rounds=1, clock="cpu")
         profiled = Profiled()
         run_lit_reason(case, profiled, critic=False, old_logprobs="engine")
-        vocab = AutoConfig.from_pretrained(case.model).vocab_size
+        vocab = AutoConfig.from_pretrained(case.model, trust_remote_code=False).vocab_size
     print(describe_rollout(profiled.rollout))
     print(describe_update(profiled.update, vocab))
     print(f"peak of the square product: {matmul_peak(case) / 1e9:.0f} GFLOP/s")

@@ -188,6 +188,9 @@ def test_a_mistake_on_the_command_line_is_one_line(flag, message, capsys):
     assert not list(Path().rglob("run/*"))  # so that the next try is not refused
 
 
+BOMB = "a0: &a0 {{x: 1}}\n" + "".join(
+    f"a{i}: &a{i} {{0}}" + ", ".join([f"*a{i - 1}"] * 9) + "{1}\n" for i in range(1, 9)
+)
 FILES = [
     ("data: {group_sise: 3}", r"data\.group_sise=3: no such key; did you mean data\.group_size\?"),
     ("data: {sampling: {temprature: 1}}", r"data\.sampling\.temprature=1: .*temperature\?"),
@@ -246,6 +249,15 @@ FILES = [
     ("data: {group_size: 4}\ndata: {max_rounds: 8}\n", r"line 2, .*the key data stands twice"),
     ("a: &a [*a]", r"config=overlay\.yaml: an alias refers to itself; write it out"),
     ("data: &a {task: *a}", r"config=overlay\.yaml: an alias refers to itself; write it out"),
+    (
+        BOMB.format("[", "]"),
+        r"config=overlay\.yaml: its aliases stand for \de\+0\d values; wr",
+    ),
+    (
+        BOMB.format("{<<: [", "]}"),
+        r"config=overlay\.yaml: its aliases stand for \de\+0\d val",
+    ),
+    ("a: !!bool x", r"config=overlay\.yaml: not valid YAML"),
     ("a: " + "[" * 3000 + "]" * 3000, r"config=overlay\.yaml: not valid YAML, it is nested too"),
     ('model: {backbone: {name: "a\\0b"}}', r"backbone\.name=a\\x00b: holds a null byte; remove"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
@@ -693,6 +705,33 @@ class Endless(PlanCount):
     def __len__(self):
         return -1
 
+class Closes(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise GeneratorExit
+
+class Base(BaseException):
+    pass
+
+class RaisesBase(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise Base("no")
+
+class Mute(Exception):
+    def __str__(self):
+        return None
+
+class RaisesMute(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        raise Mute
+
+class Odd:
+    def __float__(self):
+        raise ZeroDivisionError("no number")
+
+class ReturnsOdd(Reward):
+    def __call__(self, prompt, responses, verdicts):
+        return [Odd() for _ in responses]
+
 class Clears(Reward):
     def __call__(self, prompt, responses, verdicts):
         responses.clear()
@@ -752,6 +791,13 @@ PARTS = [
     ("data.task=ExitsTask", r"data\.task: ExitsTask raised SystemExit: None \(at my_bugs\.py:\d+"),
     ("data.engine=ExitsEngine", r"data\.engine: ExitsEngine raised SystemExit: no server \(at my"),
     ("data.rewards.x=ExitsUnbuilt", r"data\.rewards\.x\.__init__: SystemExit: 0 \(at my_bugs\.py"),
+    ("data.rewards.x=Closes", r"data\.rewards\.x: Closes raised GeneratorExit: .*\(at my_bugs\.py"),
+    ("data.rewards.x=RaisesBase", r"data\.rewards\.x: RaisesBase raised Base: no \(at my_bugs\.py"),
+    ("data.rewards.x=RaisesMute", r"data\.rewards\.x: RaisesMute raised Mute: .*\(at my_bugs\.py"),
+    (
+        "data.rewards.x=ReturnsOdd",
+        r"x: ReturnsOdd raised ZeroDivisionError: no number \(at my",
+    ),
     (
         "data.rewards.x=Clears",
         r"data\.rewards\.x: Clears returned 0 values for 4 responses; return",
@@ -886,8 +932,20 @@ SLOTS = [
     (
         "grpo",
         "--data.rewards.correctness.weight=1e39",
-        r"correctness: Correctness returned 1e\+39; rewards",
+        r"correctness\.weight=1e\+39: makes rewards of 1e\+18 and beyond; lower it",
     ),
+    ("ppo", "--data.rewards.correctness.right=.nan", r"correctness\.right=nan: must be finite"),
+    ("ppo", "--data.rewards.correctness.wrong=-.inf", r"correctness\.wrong=-inf: must be finite"),
+    ("ppo", "--data.rewards.correctness.right=1e30", r"right=1e\+30: makes rewards of 1e\+18"),
+    (
+        "ppo",
+        "--data.rewards.x=StepCorrectness --data.rewards.x.wrong=.nan",
+        r"data\.rewards\.x\.wrong=nan: must be finite",
+    ),
+    ("dapo", "--data.rewards.soft_overlong.cache=.nan", r"soft_overlong\.cache=nan: neither a"),
+    ("dapo", "--data.rewards.soft_overlong.cache=.inf", r"soft_overlong\.cache=inf: neither a"),
+    ("dapo", "--data.rewards.soft_overlong.cache=-.inf", r"soft_overlong\.cache=-inf: neither a"),
+    ("grpo", "--run_dir=s3://bucket/x", r"run_dir=s3://bucket/x: is no folder of this machine"),
     (
         "dapo",
         "--data.rewards.soft_overlong.cache=1.5",

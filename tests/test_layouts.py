@@ -14,7 +14,7 @@ import pytest
 from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.tasks import MathProblems, Prompts
 from lit_reason.verifier import Verifier
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SMALL, fails, tiny
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -403,6 +403,13 @@ ROW = b'{"problem": "1+1?", "answer": "2"}\n'
         ("cut.json", b"[" + ROW + b",", r"position \d+\); repair"),
         ("half.jsonl", rb'{"problem": "a\ud800b", "answer": "2"}', r"surrogate .*; write the char"),
         ("odd.parquet", b"PAR1 and no more", r"magic bytes .*; write it again"),
+        ("null.jsonl", b"null\n" + ROW, "begins with null, which is no row; leave it out"),
+        ("null.json", b"\xef\xbb\xbf \n null", "begins with null, which is no row; leave it out"),
+        ("wide.jsonl", ROW.decode().encode("utf-16"), "no text in UTF-8; save it as UTF-8"),
+        ("wide.csv", "problem,answer\n1+1?,2\n".encode("utf-16-be"), "; save it as UTF-8"),
+        ("nul.jsonl", b"\0\0" + ROW, "; save it as UTF-8"),
+        ("longer.csv", b"problem,answer\n1+1=,2,2\n3+1=,4,4\n", "first row has more fields than"),
+        ("comma.csv", b"problem,answer\n1+1=,2,\n3+1=,4,\n", "first row has more fields than"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_in_one_line(
@@ -416,6 +423,26 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(
     assert "a .json, .jsonl" not in str(error.value)
     if "latin" in name:
         assert str(error.value).endswith("; save it as UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("bad.jsonl", b"null\n"), ("bad.csv", b"problem,answer\n1+1=,2,2\n")],
+)
+def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path, name, content):
+    folder = tmp_path / "problems"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^task\.path={folder}: {name}: (begins|its first)"):
+        MathProblems(str(folder))
+
+
+@pytest.mark.parametrize("task", ["MathProblems", "lit_reason.tasks.Prompts"])
+def test_an_address_is_no_data_set_and_its_password_is_not_told(task, capsys):
+    address = "https://user:pw1234@127.0.0.1:9/x"
+    flags = [f"--data.task={task}", f"--data.task.path={address}"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *flags)
+    assert line.startswith("error: data.task.path=https://…@127.0.0.1:9/x: is an address; downlo")
 
 
 def test_what_a_folder_holds_besides_the_kind_that_is_read_is_named(tmp_path):
@@ -445,10 +472,12 @@ def test_a_limit_beyond_what_there_is_is_warned_of(tmp_path, make):
 
 
 def test_a_data_set_without_rows_is_named(tmp_path):
-    (tmp_path / "none.csv").write_text("problem,answer\n")
-    for streaming in (True, False):
-        with pytest.raises(ConfigError, match=r"task\.path=.*none\.csv: (holds no rows|cannot be)"):
-            MathProblems(str(tmp_path / "none.csv"), streaming=streaming)
+    contents = {"a.csv": "problem,answer\n", "b.json": "[]", "c.jsonl": "{}\n{}\n", "d.json": "{}"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+        for streaming in (True, False):
+            with pytest.raises(ConfigError, match=rf"task\.path=.*{name}: holds no problems; give"):
+                MathProblems(str(tmp_path / name), streaming=streaming)
 
 
 def test_a_reward_model_without_its_gold_answer_is_named(tmp_path):

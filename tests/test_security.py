@@ -3,18 +3,22 @@
 import ast
 import json
 import pickle
+import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from lit_reason.__main__ import main
 from lit_reason.errors import ConfigError, printable
-from lit_reason.secrecy import without_secrets
+from lit_reason.secrecy import masked, without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
+from tests.test_reward_parts import saved
 
 SOURCES = [*(ROOT / "lit_reason").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+NO_CODE = {"GenerationConfig.from_pretrained"}  # which none of its kind can bring
 RUN = "__import__('pathlib').Path('executed').touch()"
 
 
@@ -33,7 +37,9 @@ def test_no_source_executes_or_unpickles_what_it_is_given(path):
         assert not name.endswith(("yaml.unsafe_load", "yaml.full_load", "joblib.load"))
         arguments = {k.arg: ast.unparse(k.value) for k in node.keywords}
         assert arguments.get("shell") != "True", name
-        assert "trust_remote_code" not in arguments or arguments["trust_remote_code"] == "False"
+        assert arguments.get("trust_remote_code", "False") == "False", name
+        if name.endswith((".from_pretrained", ".from_config")) and name not in NO_CODE:
+            assert "trust_remote_code" in arguments, name  # or it asks at the terminal
         if name == "torch.load":
             assert arguments["weights_only"] == "True"
 
@@ -60,6 +66,24 @@ def test_code_in_a_model_folder_is_refused_and_does_not_run(capsys):
     backbone = ["--model.backbone=Pretrained", "--model.backbone.path=model"]
     line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *backbone)
     assert "model.backbone" in line
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("key", ["rewards", "critic", "policy"])
+def test_code_beside_a_tokenizer_is_neither_run_nor_asked_about(key, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
+    saved("model")
+    Path("model/evil.py").write_text(RUN)
+    auto = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    settings = {"tokenizer_class": "Evil", "auto_map": auto}
+    Path("model/tokenizer_config.json").write_text(json.dumps(settings))
+    flags = {
+        "rewards": ["--data.rewards.x=RewardModel", "--data.rewards.x.path=model"],
+        "critic": ["--model.backbone.critic_init=model"],
+        "policy": ["--model.backbone=Pretrained", "--model.backbone.path=model"],
+    }
+    line = fails(capsys, "fit", *tiny("ppo"), *SMALL, *flags[key])
+    assert "cannot be loaded" in line
     assert not Path("executed").exists()
 
 
@@ -116,6 +140,87 @@ def test_a_secret_in_a_file_is_not_repeated_either(capsys):
     Path("mine.yaml").write_text("model: {update: {micro_batch_size: {password: 'a, s3cr3t'}}}")
     line = fails(capsys, "fit", *tiny("grpo"), "--config=mine.yaml")
     assert "micro_batch_size={'password': …}: " in line
+
+
+SAID = [
+    "401 Authorization: Bearer s3cr3t",
+    "x-api-key: s3cr3t",
+    "password: s3cr3t",
+    "password = s3cr3t",
+    "api_key=s3cr3t Authorization: Bearer s3cr3t",
+    "Cookie: a=s3cr3t; b=s3cr3t",
+    "pwd=s3cr3t",
+    "ssh_key: s3cr3t",
+    "api.key: s3cr3t",
+    "http://host/x?sig=s3cr3t&a=1",
+    "https://user:s3c/s3cr3t@host",
+    "https:/user:s3cr3t@host",
+    "Proxy-Authorization: Basic s3cr3t==",
+    '{"api_key":"s3cr3t"}',
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_a_part_says_of_a_secret_is_not_told(said):
+    line = printable(f"data.rewards.x: fn raised ValueError: {said}")
+    assert line.startswith("data.rewards.x: fn raised ValueError: ")
+    assert "s3cr3t" not in line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data.engine.token=…: no such key",
+        "data.rewards.token: Boom raised ValueError: no (at token.py:3)",
+        "model.update.max_new_tokens: must be at least 1",
+        "set eos_token: there is none; pad_token=3 is one",
+        "runs/secret: cannot be written",
+        "secrets.yaml: cannot be written",
+    ],
+)
+def test_an_ordinary_line_is_told_as_it_is(line):
+    assert printable(line) == line
+
+
+@pytest.mark.parametrize(
+    "part", ["'secret_", "secret_", "token.", "://a:", "'token':", "token='", "{token: '", "a@://b"]
+)
+def test_the_time_to_mask_a_text_grows_with_its_length(part):
+    started = time.perf_counter()
+    masked(part[:1] + part * 10_000)
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["password: !s3cr3t", "api_key: *s3cr3t", "token:\n  *s3cr3t", "{a: 1, token: *s3cr3t}"]
+)
+def test_what_is_wrong_with_a_file_is_said_without_its_secrets(text, capsys):
+    Path("mine.yaml").write_text(text)
+    line = fails(capsys, "fit", *tiny("grpo"), "--config=mine.yaml")
+    assert re.search(r"config=mine\.yaml: not valid YAML in line \d, column \d+; quote the", line)
+    assert "s3cr3t" not in line
+
+
+LEAKY = """
+from lit_reason.rewards import Reward
+class Tok(Reward):
+    def __init__(self, token: str = "", more: list[dict[str, str]] | None = None):
+        super().__init__()
+        self.token = token or more[0]["password"]
+    def __call__(self, prompt, responses, verdicts):
+        raise ValueError("401 for " + self.token)
+"""
+
+
+@pytest.mark.parametrize("given", ["token: hunter2", "more: [{password: hunter2}]"])
+def test_a_secret_in_a_mapping_on_the_command_line_is_not_told(
+    given, capsys, monkeypatch, tmp_path
+):
+    (tmp_path / "leaky_class.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    flag = f"--data.rewards.x={{class_path: leaky_class.Tok, init_args: {{{given}}}}}"
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, flag)
+    assert line.startswith("error: data.rewards.x: Tok raised ValueError: 401 for … (at leaky_cl")
 
 
 def test_what_changed_on_resuming_is_not_told_of_a_secret():

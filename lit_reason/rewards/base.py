@@ -12,6 +12,8 @@ from lit_reason.errors import SMALLEST, ConfigError
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
 
+LARGEST = 1e18  # reward; its square is still a number in float32
+
 
 class Reward(ABC):
     """One named term of the reward, computed for the responses to one prompt together.
@@ -41,14 +43,29 @@ class Reward(ABC):
     weight: float = 1.0
 
     def __init__(self, weight: float = 1.0) -> None:
-        if not math.isfinite(weight):
-            raise ConfigError(f"{type(self).__name__}.weight={weight}: must be finite")
+        self.check_values(weight=weight)
         if abs(weight) < SMALLEST:
             raise ConfigError(
                 f"{type(self).__name__}.weight={weight:g}: the term would have no effect; set it "
                 "to null"
             )
         self.weight = weight
+
+    def check_values(self, **values: float) -> None:
+        """Refuses arguments with which rewards would be refused, before anything runs.
+
+        Args:
+            **values: Arguments that are rewards, or factors of them, by name.
+
+        Raises:
+            ConfigError: The first that is nan, infinite or too large, also with the weight.
+        """
+        for name, value in values.items():
+            key = f"{type(self).__name__}.{name}={value}"
+            if not math.isfinite(value):
+                raise ConfigError(f"{key}: must be finite")
+            if not abs(self.weight * value) < LARGEST:
+                raise ConfigError(f"{key}: makes rewards of {LARGEST:.0e} and beyond; lower it")
 
     @property
     def called(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_reason.batch import Prompt, Response
-from lit_reason.errors import RAISED, ConfigError
+from lit_reason.errors import RAISED, ConfigError, said
 from lit_reason.rewards.base import Reward
 from lit_reason.tasks import Task
 from lit_reason.verdict import Verdict
@@ -146,7 +146,8 @@ def _load(path: str) -> Callable[..., Any]:
         raise
     except RAISED as error:
         raise ConfigError(
-            f"FunctionReward.path={path}: cannot be imported ({type(error).__name__}: {error})"
+            f"FunctionReward.path={path}: cannot be imported ({type(error).__name__}: "
+            f"{said(error)})"
         ) from error
     name = name if colon else path.rpartition(".")[2]
     function = getattr(module, name, None)

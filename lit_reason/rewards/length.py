@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from lit_reason.batch import Prompt, Response
@@ -28,7 +30,7 @@ class SoftOverlong(Reward):
         self, cache: float = 0.2, max_length: int | None = None, weight: float = 1.0
     ) -> None:
         super().__init__(weight)
-        if cache >= 1 and cache != int(cache):
+        if not math.isfinite(cache) or (cache >= 1 and cache != int(cache)):
             raise ConfigError(
                 f"SoftOverlong.cache={cache}: neither a share below 1 nor a whole number of tokens"
             )

@@ -22,6 +22,7 @@ class StepCorrectness(TokenReward):
 
     def __init__(self, right: float = 1.0, wrong: float = -1.0, weight: float = 1.0) -> None:
         super().__init__(weight)
+        self.check_values(right=right, wrong=wrong)
         self.right, self.wrong = right, wrong
 
     def setup(self, task: Task, max_new_tokens: int, tokenizer: object) -> None:

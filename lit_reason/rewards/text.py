@@ -35,6 +35,7 @@ class Correctness(Reward):
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
+        self.check_values(right=right, wrong=wrong)
         if right == wrong:
             raise ConfigError(
                 f"Correctness.right={right}: equals wrong, so the verdict would have no effect"

@@ -126,7 +126,7 @@ def find_columns(
         ('problem', 'answer', 'data_source')
     """
     if not row:
-        raise ConfigError(f"task.path={path}: holds no rows")
+        raise ConfigError(f"task.path={path}: holds no problems; give a file with one on each row")
     if golds:
         chosen: tuple[str, str | None] = recognise(row, question, answer, path)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,11 @@ from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 _KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # no rows
 _NAMED = 5  # files in a message
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+_FILLED = "give a file with one on each row"
 
 
 class Rows:
@@ -53,22 +60,20 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
         ConfigError: There is no such data set or split, or it cannot be opened.
     """
     file = Path(path).expanduser()
-    if file.suffix in _KINDS and not file.exists():
-        raise ConfigError(f"task.path={path}: no such file")
-    if file.is_file() and file.suffix not in _KINDS:
-        raise ConfigError(
-            f"task.path={path}: not one of the kinds {', '.join(_KINDS)}; convert it, or give a "
-            "folder or a hub id"
-        )
+    _check_file(file, path)
     if file.is_file():
         named = None if split == "train" else split
         warn_of_no_effect("on a single file", {"task.split": named}, "train")
         warn_of_no_effect("on a single file", {"task.config": config})
-    if file.is_file() and _is_blank(file):
-        raise ConfigError(f"task.path={path}: is empty; give a file with a problem on each row")
     try:
+        for part in _parts(file):
+            _check_text(part, path)
         loaded = _open(file, path, split, config, streaming)
+    except ConfigError:
+        raise
     except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise ConfigError(f"task.path={path}: holds no problems; {_FILLED}") from error
         raise ConfigError(
             f"task.path={path}: cannot be loaded ({_reason(error)}); {_fix(error, file)}"
         ) from error
@@ -77,6 +82,65 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
             raise ConfigError(f"task.split={split}: {path} has {', '.join(loaded)}")
         loaded = loaded[split]
     return Rows(loaded, path)
+
+
+def _check_file(file: Path, path: str) -> None:
+    """Refuses what is no data set by its name, or is empty."""
+    if _ADDRESS.match(path):
+        raise ConfigError(
+            f"task.path={path}: is an address; download the data, and give the file or the folder"
+        )
+    if file.suffix in _KINDS and not file.exists():
+        raise ConfigError(f"task.path={path}: no such file")
+    if file.is_file() and file.suffix not in _KINDS:
+        raise ConfigError(
+            f"task.path={path}: not one of the kinds {', '.join(_KINDS)}; convert it, or give a "
+            "folder or a hub id"
+        )
+    if file.is_file() and _is_blank(file):
+        raise ConfigError(f"task.path={path}: is empty; give a file with a problem on each row")
+
+
+def _parts(file: Path) -> list[Path]:
+    """The files that `datasets` may read."""
+    found = file.rglob("*") if file.is_dir() else [file]
+    return [f for f in found if f.suffix in _KINDS and f.name not in _ABOUT and f.is_file()]
+
+
+def _check_text(file: Path, path: str) -> None:
+    """Refuses what `datasets` would misread, or end the process at.
+
+    Args:
+        file: Of the data set.
+        path: The data set, for messages.
+
+    Raises:
+        ConfigError: It is not in UTF-8, begins with null, or has rows that are longer than its
+            header.
+    """
+    kind = _KINDS[file.suffix]
+    if kind == "parquet":
+        return
+    where = f"task.path={path}" + ("" if file == Path(path).expanduser() else f": {file.name}")
+    with file.open("rb") as content:
+        head = content.read(1 << 16)
+        if head.startswith(_UTF16) or b"\0" in head:
+            raise ConfigError(f"{where}: is no text in UTF-8; save it as UTF-8")
+        text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+        while not text and (more := content.read(1 << 16)):
+            text = more.lstrip()
+    if kind == "json" and text.startswith(b"null"):
+        raise ConfigError(f"{where}: begins with null, which is no row; leave it out")
+    if kind == "csv" and text:
+        import pandas
+
+        first = pandas.read_csv(file, nrows=1)
+        # a column without a name, which pandas takes for one of labels: all others would shift
+        if len(first) and not isinstance(first.index, pandas.RangeIndex):
+            raise ConfigError(
+                f"{where}: its first row has more fields than its header names; name every column, "
+                "and quote a field that holds a comma"
+            )
 
 
 def _is_blank(file: Path) -> bool:
