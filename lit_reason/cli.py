@@ -73,7 +73,7 @@ from lit_reason.given import (
     settings,
 )
 from lit_reason.lists import as_list
-from lit_reason.loggers import MetricsFile
+from lit_reason.loggers import MetricsFile, write_row_in_advance
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
@@ -187,6 +187,12 @@ class RecordConfig(SaveConfigCallback):
     def state_dict(self) -> dict[str, Any]:
         """The configuration, with which a run that continues compares its own."""
         return {"config": self.text}
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Writes what a run that continues will not log again, before the checkpoint is there."""
+        write_row_in_advance(trainer)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

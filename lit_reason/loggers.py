@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
@@ -43,8 +44,50 @@ class MetricsFile(CSVLogger):
         self.experiment.save()
 
 
+def write_row_in_advance(trainer: Trainer) -> None:
+    """Writes the row of a rollout that has trained and that Lightning has not logged yet.
+
+    It logs once `on_train_batch_end` is over, where checkpoints are written that count the rollout.
+
+    Args:
+        trainer: Of a run, about to write a checkpoint.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    if progress.completed == progress.processed:
+        return
+    loggers = trainer.loggers
+    files = [logger for logger in loggers if isinstance(logger, MetricsFile)]
+    trainer.loggers = [*files]  # others have no row to take back
+    try:
+        trainer._logger_connector.update_train_step_metrics()
+    finally:
+        trainer.loggers = loggers
+    for file in files:
+        file.experiment.expect_again()
+
+
 class _Writer(ExperimentWriter):
     """Lightning's writer, which neither deletes the rows it continues nor loses them in a crash."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        self.newest: dict[str, Any] | None = None  # the row written last
+        self.again: dict[str, Any] | None = None  # one that comes again, maybe with more in it
+        self.drops_last = False
+
+    def expect_again(self) -> None:
+        """Takes a row of the same step as another version of the last one, once."""
+        self.again = self.newest
+
+    def log_metrics(self, metrics_dict: dict[str, Any], step: int | None = None) -> None:
+        """Takes a row."""
+        super().log_metrics(metrics_dict, step)
+        again, self.again = self.again, None
+        if again is not None and again["step"] == self.metrics[-1]["step"]:
+            if again == self.metrics[-1]:
+                self.metrics.pop()
+            else:
+                self.drops_last = True
 
     def _check_log_dir_exists(self) -> None:
         """Nothing: Lightning would delete the file, long before the first row is there."""
@@ -55,7 +98,7 @@ class _Writer(ExperimentWriter):
             return
         path = Path(self.metrics_file_path)
         first = not self.metrics_keys
-        if not self._record_new_keys():
+        if not self._record_new_keys() and not self.drops_last:
             with writing(path), path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
         else:
@@ -63,11 +106,13 @@ class _Writer(ExperimentWriter):
             if first:
                 earlier = _rows_before(earlier, self.metrics[0])
                 self.metrics_keys = sorted({*self.metrics_keys, *(earlier[0] if earlier else ())})
+            if self.drops_last:
+                earlier.pop()
             with replacing(path) as partial, partial.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self.metrics_keys)
                 writer.writeheader()
                 writer.writerows([*earlier, *self.metrics])
-        self.metrics = []
+        self.newest, self.metrics, self.drops_last = self.metrics[-1], [], False
 
 
 def _rows_before(earlier: list[dict[str, Any]], first: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,16 +2,22 @@
 
 python scripts/kill_test.py OUT_DIR
 
-For each algorithm one run is left alone and another is killed (SIGKILL) again and again: while it
-generates, while it updates, while it writes a checkpoint, and at any time. Weights, optimizers,
-schedules, the prompt cursor, metrics, samples and every generated token must be the same in the
-end. OUT_DIR/results.jsonl gets one line an algorithm; what is there already is not done again.
+For each algorithm one run is left alone and another is killed (SIGKILL) again and again: first
+before it has a checkpoint, then while it writes one, generates, updates, evaluates or starts.
+Moments are random within rollouts and shares of what a moment lasts, so that they are the same on
+every machine. Weights, optimizers, schedules, the prompt cursor, metrics, samples and every
+generated token must be the same in the end.
+
+It fails too if it proved nothing: where an algorithm went on from a checkpoint less often than half
+of its kills (once at least), or where no kill of all cut a checkpoint off while an earlier one was
+there. OUT_DIR/results.jsonl gets one line an algorithm; what is there already is not done again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import multiprocessing
 import os
 import random
@@ -19,9 +25,9 @@ import shutil
 import signal
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,7 @@ import torch
 
 from lit_reason.checkpoints import Checkpoints
 from lit_reason.cli import run
+from lit_reason.files import PARTIAL, _Remembering
 from lit_reason.jsonl import append_rows, read_rows
 from lit_reason.stopping import StopSignals
 
@@ -64,8 +71,8 @@ SMALL = [
     "--callbacks.samples.every_n_rollouts=1",
     "--callbacks.recorder=RolloutRecorder",
 ]
-MOMENTS = {"rollout": 0.3, "update": 0.1, "writing": 0.008}  # seconds within which to kill
-DOING = ("starting", "rollout", "scoring", "update", "validation", "writing")
+DOING = ("starting", "rollout", "scoring", "update", "validation", "writing", "ending")
+MOMENTS = ("starting", "rollout", "scoring", "update", "validation")
 STATE = (
     "state_dict",
     "optimizer_states",
@@ -85,23 +92,40 @@ class Kill:
     """When to kill a run.
 
     Attributes:
-        moment: A key of `MOMENTS`, or "anywhere".
-        count: How often the moment has come by then.
-        delay: Seconds after that.
+        moment: "writing", or one of `MOMENTS`.
+        count: How often the moment has come by then, in this process.
+        delay: Seconds after that; of "writing", the share of the file that is written by then.
         number: The signal.
+        rollout: Moments before so many rollouts have trained do not count, but for "starting".
     """
 
     moment: str
     count: int
     delay: float
     number: int = signal.SIGKILL
+    rollout: int = 0
 
 
-def random_kill(source: random.Random, moment: str) -> Kill:
-    """A kill at a random place of what a run does within its next rollouts."""
-    if moment == "anywhere":
-        return Kill(moment, 1, source.uniform(0, 8))
-    return Kill(moment, source.randint(1, 3), source.uniform(0, MOMENTS[moment]))
+def plan(source: random.Random, kills: int, rollouts: int) -> list[Kill]:
+    """Kills spread over a run, one a start, with shares of the moment as delays.
+
+    Args:
+        source: Draws them.
+        kills: Their number.
+        rollouts: Length of the run; an epoch of two ends with checkpoints.
+    """
+    others = source.sample(MOMENTS, len(MOMENTS))
+    if others[0] == "starting":  # there would be nothing yet to continue from
+        others.reverse()
+    later = (min(3, rollouts - 2), rollouts - 2)  # there is an earlier checkpoint, and work is left
+    drawn = []
+    for i, place in enumerate(sorted(source.randint(*later) for _ in range(kills))):
+        moment = "writing" if (kills - i) % 2 else others[i // 2 % len(others)]
+        count = source.randint(1, 2) if moment == "writing" else 1  # of the files of an epoch
+        drawn.append(Kill(moment, count, source.random(), rollout=place))
+    if kills > 2:
+        drawn[0] = Kill(source.choice(("rollout", "update", "writing")), 1, source.random())
+    return drawn
 
 
 def arguments(algorithm: str, rollouts: int) -> list[str]:
@@ -111,26 +135,103 @@ def arguments(algorithm: str, rollouts: int) -> list[str]:
     return [*configs, *SMALL, *EXTRA[algorithm], f"--trainer.max_epochs={rollouts // 2}"]
 
 
-def _child(args: list[str], kill: Kill | None, doing: Any) -> None:
+class Notes:
+    """What a run does and has done, which outlives its process.
+
+    Args:
+        context: Of `multiprocessing`.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.now = context.Value("i", 0)
+        self.rollout = context.Value("i", 0)  # how many have trained
+        self.trains = context.Value("b", False)  # it has begun to
+        self.seconds = context.Array("d", len(DOING))
+        self.times = context.Array("i", len(DOING))
+
+    @property
+    def doing(self) -> str:
+        """What it did last."""
+        return DOING[self.now.value]
+
+    def lasts(self, moment: str) -> float:
+        """Seconds that a moment took, on the average."""
+        i = DOING.index(moment)
+        return self.seconds[i] / max(self.times[i], 1)
+
+
+class Watch:
+    """Notes what a run does, from inside, and kills it when the time has come."""
+
+    def __init__(self, notes: Notes, kill: Kill | None) -> None:
+        self.notes, self.kill = notes, kill
+        self.seen, self.since = 0, time.monotonic()
+        self.left = math.inf  # bytes to write until the end
+        notes.times[0] = 1
+        if kill and kill.moment == "starting":
+            self.enter("starting")
+
+    def enter(self, what: str) -> None:
+        """Another moment begins."""
+        self.leave()
+        self.notes.now.value = DOING.index(what)
+        self.notes.times[self.notes.now.value] += what != "starting"
+        kill = self.kill
+        if kill and what == kill.moment and (what == "starting" or self.reached(kill)):
+            self.seen += 1
+            if self.seen == kill.count and what != "writing":
+                signal_in(kill)
+
+    def reached(self, kill: Kill) -> bool:
+        """Whether the run is as far as the kill wants it."""
+        return self.notes.rollout.value >= kill.rollout
+
+    def leave(self) -> None:
+        """The moment is over."""
+        now = time.monotonic()
+        self.notes.seconds[self.notes.now.value] += now - self.since
+        self.since = now
+
+    def on_stage(self, trainer: Any, stage: str) -> None:
+        """Hears of a stage of the run."""
+        self.notes.rollout.value = trainer.lightning_module.policy_version
+        self.notes.trains.value |= stage == "rollout" and trainer.training
+        self.enter(stage)
+
+    def save(self, write: Callable[[], None], path: Path) -> None:
+        """Writes a checkpoint."""
+        self.enter("writing")
+        kill = self.kill
+        if kill and kill.moment == "writing" and self.seen == kill.count:
+            earlier = [p.stat().st_size for p in path.parent.glob("*.ckpt")]
+            self.left = kill.delay * max(earlier, default=2**19)
+        write()
+        if kill and self.left < math.inf:  # the file was smaller than the earlier ones
+            os.kill(os.getpid(), kill.number)
+        self.enter("ending")
+
+    def count(self, size: int) -> None:
+        """Bytes are about to be written."""
+        self.left -= size
+        if self.kill and self.left <= 0:
+            os.kill(os.getpid(), self.kill.number)
+
+
+def _child(args: list[str], kill: Kill | None, notes: Notes) -> None:
     """A run in a process of its own, which notes what it does."""
     os.environ.pop("PL_GLOBAL_SEED", None)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
-    seen = Counter[str]()
-
-    def now(what: str) -> None:
-        doing.value = DOING.index(what)
-        seen[what] += 1
-        if kill and (what, seen[what]) == (kill.moment, kill.count):
-            signal_in(kill)
-
-    if kill and kill.moment == "anywhere":
-        signal_in(kill)
-    on_stage, save = StopSignals.on_stage, Checkpoints.save_checkpoint
-    StopSignals.on_stage = lambda self, trainer, stage: (now(stage), on_stage(self, trainer, stage))  # type: ignore[method-assign]
-    Checkpoints.save_checkpoint = lambda *a, **k: (now("writing"), save(*a, **k))  # type: ignore[method-assign]
+    watch = Watch(notes, kill)
+    on_stage, save, write = StopSignals.on_stage, Checkpoints.save_checkpoint, _Remembering.write
+    StopSignals.on_stage = lambda self, *a: (watch.on_stage(*a), on_stage(self, *a))  # type: ignore[method-assign]
+    Checkpoints.save_checkpoint = lambda self, data, path, *a, **k: watch.save(  # type: ignore[method-assign]
+        lambda: save(self, data, path, *a, **k), Path(path)
+    )
+    _Remembering.write = lambda self, data: (watch.count(len(data)), write(self, data))[1]  # type: ignore[method-assign]
     run(args)
+    watch.leave()
 
 
 def signal_in(kill: Kill) -> None:
@@ -140,24 +241,29 @@ def signal_in(kill: Kill) -> None:
     timer.start()
 
 
-def start(run_dir: Path, args: list[str], kill: Kill | None = None) -> tuple[int, str]:
+def start(run_dir: Path, args: list[str], kill: Kill | None = None) -> tuple[int, Notes]:
     """Starts a run or continues it.
 
     Returns:
-        Its exit status, negative for a signal, and what it was doing in the end.
+        Its exit status, negative for a signal, and what it did.
     """
-    last = run_dir / "checkpoints" / "last.ckpt"
+    last = last_checkpoint(run_dir)
     if not last.exists():  # killed before there was anything to continue from
         shutil.rmtree(run_dir, ignore_errors=True)
     going_on = [f"--ckpt_path={last}"] if last.exists() else []
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lit_reason.cli"])
-    doing = context.Value("i", 0)
+    notes = Notes(context)
     command = ["fit", *args, f"--run_dir={run_dir}", *going_on]
-    process = context.Process(target=_child, args=(command, kill, doing))
+    process = context.Process(target=_child, args=(command, kill, notes))
     process.start()
     process.join()
-    return process.exitcode, DOING[doing.value]
+    return process.exitcode, notes
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    """What a run continues from."""
+    return run_dir / "checkpoints" / "last.ckpt"
 
 
 def differences(a: Any, b: Any, where: str = "") -> Iterator[str]:
@@ -189,7 +295,7 @@ def compare(whole: Path, other: Path, rollouts: int) -> list[str]:
         other: Folder of the other one.
         rollouts: Their length.
     """
-    saved = [torch.load(d / "checkpoints" / "last.ckpt", weights_only=True) for d in (whole, other)]
+    saved = [torch.load(last_checkpoint(d), weights_only=True) for d in (whole, other)]
     found = [x for key in STATE for x in differences(saved[0][key], saved[1][key], key)]
     rows = [metrics(folder) for folder in (whole, other)]
     found += differences(rows[0], rows[1], "metrics.csv")
@@ -208,31 +314,74 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in CLOCKS} for row in csv.DictReader(file)]
 
 
-def torture(folder: Path, algorithm: str, kills: list[Kill], rollouts: int) -> dict[str, Any]:
+def torture(
+    folder: Path, algorithm: str, kills: list[Kill], rollouts: int, extra: Sequence[str] = ()
+) -> dict[str, Any]:
     """Runs an algorithm undisturbed and disturbed.
 
     Args:
         folder: Where both runs go.
         algorithm: Name of its configuration.
-        kills: One a start; those that come after the end of the run do nothing.
+        kills: One a start; those that come after the end of the run do nothing. Their delays are
+            shares of what the moment lasts in the undisturbed run.
         rollouts: Length of the runs, even.
+        extra: More of the command line.
 
     Returns:
-        A row of `results.jsonl`.
+        A row of `results.jsonl`; `resumed` counts starts that trained on from a checkpoint.
     """
-    args = arguments(algorithm, rollouts)
+    args = [*arguments(algorithm, rollouts), *extra]
     whole, other = folder / f"{algorithm}_whole", folder / f"{algorithm}_killed"
     for run_dir in (whole, other):
         shutil.rmtree(run_dir, ignore_errors=True)
-    check(start(whole, args)[0])
-    died: list[str] = []
+    status, timed = start(whole, args)
+    check(status)
+    died: list[dict[str, Any]] = []
+    resumed = 0
     for kill in [*kills, None]:
-        status, doing = start(other, args, kill)
+        if kill and kill.moment != "writing":
+            kill = replace(kill, delay=kill.delay * timed.lasts(kill.moment))
+        going_on = last_checkpoint(other).exists()
+        status, notes = start(other, args, kill)
+        resumed += going_on and notes.trains.value
         if status != -signal.SIGKILL:
             check(status)
             break
-        died.append(doing)
-    return {"algorithm": algorithm, "killed": died, "differences": compare(whole, other, rollouts)}
+        there = last_checkpoint(other).exists()
+        cut = notes.doing == "writing" and any(last_checkpoint(other).parent.glob(f".*{PARTIAL}"))
+        place = {"doing": notes.doing, "rollout": notes.rollout.value}
+        died.append({**place, "last": there, "cut": cut})
+    row = {"algorithm": algorithm, "planned": len(kills), "kills": died, "resumed": resumed}
+    return {**row, "differences": compare(whole, other, rollouts)}
+
+
+def failures(rows: list[dict[str, Any]]) -> list[str]:
+    """What a kill test found, or did not prove.
+
+    Args:
+        rows: Of `results.jsonl`.
+    """
+    found = []
+    for row in rows:
+        name, needed = row["algorithm"], max(row["planned"] // 2, 1)
+        if row["differences"]:
+            found.append(f"{name}: differs in {', '.join(row['differences'])}")
+        if row["resumed"] < needed:
+            found.append(f"{name}: went on from a checkpoint {row['resumed']} times of {needed}")
+    if not any(kill["cut"] and kill["last"] for row in rows for kill in row["kills"]):
+        found.append("no kill cut a checkpoint off while an earlier one was there")
+    return found
+
+
+def show(row: dict[str, Any]) -> None:
+    """Prints the kills of an algorithm."""
+    print(f"{row['algorithm']}: killed {len(row['kills'])} times, ", end="")
+    print(f"went on from a checkpoint {row['resumed']} times, ", end="")
+    print(f"differences: {', '.join(row['differences']) or 'none'}")
+    for i, kill in enumerate(row["kills"], 1):
+        there = "last.ckpt is there" if kill["last"] else "no last.ckpt"
+        cut = ", a checkpoint is cut off" if kill["cut"] else ""
+        print(f"  {i:3} {kill['doing']:<10} after {kill['rollout']} rollouts, {there}{cut}")
 
 
 def check(status: int) -> None:
@@ -248,7 +397,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--algorithms", nargs="+", default=list(EXTRA), choices=EXTRA)
     parser.add_argument("--kills", type=int, default=5, help="of each algorithm")
-    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=8, help="even, 4 or more")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(args)
     results = given.out / "results.jsonl"
@@ -256,15 +405,13 @@ def main(args: list[str] | None = None) -> None:
     for algorithm in given.algorithms:
         if algorithm not in done:
             source = random.Random(f"{given.seed} {algorithm}")
-            moments = [*MOMENTS, "anywhere"]
-            kills = [random_kill(source, moments[i % 4]) for i in range(given.kills)]
+            kills = plan(source, given.kills, given.rollouts)
             append_rows(results, [torture(given.out, algorithm, kills, given.rollouts)])
     rows = list(read_rows(results))
     for row in rows:
-        print(f"{row['algorithm']}: killed {len(row['killed'])} times ({row['killed']}), ", end="")
-        print(f"differences: {row['differences'] or 'none'}")
-    if any(row["differences"] for row in rows):
-        raise SystemExit(1)
+        show(row)
+    if found := failures(rows):
+        raise SystemExit("\n".join(found))
 
 
 if __name__ == "__main__":

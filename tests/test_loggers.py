@@ -88,11 +88,23 @@ def test_a_file_that_is_not_as_the_run_wrote_it_is_one_line(tmp_path, added):
 def test_a_resumed_file_replaces_the_rows_that_are_written_again(tmp_path, resumed):
     """G08: strictly monotone, whatever the earlier run had written after its checkpoint."""
     log(tmp_path, *[(i, {"reward": i}) for i in range(5)])
-    log(tmp_path, *[(i, {"reward": 10 + i, "new": 1}) for i in range(resumed, 7)])
-    assert steps(tmp_path) == list(range(7))
+    log(tmp_path, *[(i, {"reward": 10 + i, "new": 1}) for i in range(resumed, 10)])
+    assert steps(tmp_path) == list(range(10))
     rewards = [float(row["reward"]) for row in rows_of(tmp_path)]
-    assert rewards == [i if i < resumed else 10 + i for i in range(7)]
-    assert [row["new"] for row in rows_of(tmp_path)] == [""] * resumed + ["1"] * (7 - resumed)
+    assert rewards == [i if i < resumed else 10 + i for i in range(10)]
+    assert [row["new"] for row in rows_of(tmp_path)] == [""] * resumed + ["1"] * (10 - resumed)
+
+
+@pytest.mark.parametrize("after", [{"reward": 2}, {"reward": 2, "more": 5}])
+def test_a_row_written_in_advance_is_there_once_and_whole(tmp_path, after):
+    logger = log(tmp_path, (0, {"reward": 1}), (1, {"reward": 2}))
+    logger.experiment.expect_again()
+    for step, values in ((1, after), (1, {"val/accuracy": 0.5}), (2, {"reward": 3})):
+        logger.log_metrics(values, step)
+        logger.save()
+    assert steps(tmp_path) == [0, 1, 1, 2]
+    more = [row.get("more", "") for row in rows_of(tmp_path)]
+    assert more == ["", str(after.get("more", "")), "", ""]
 
 
 def test_new_keys_join_the_file_and_old_rows_stay(tmp_path):

@@ -377,6 +377,55 @@ def test_a_run_with_nothing_left_to_train_keeps_its_rows(every):
         assert {**last, **place} == before
 
 
+KILLED_IN_A_CHECKPOINT = """
+from lightning.pytorch import Callback
+
+class Kill(Callback):
+    def __init__(self, saved: bool):
+        self.saved = saved
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if module.policy_version < 3:
+            return
+        if not self.saved:
+            raise RuntimeError
+        save = trainer.save_checkpoint
+        def dies(*args, **kwargs):
+            save(*args, **kwargs)
+            raise RuntimeError
+        trainer.save_checkpoint = dies
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["ModelCheckpoint", pytest.param("OnExceptionCheckpoint", marks=pytest.mark.slow)],
+)
+def test_a_run_killed_after_a_checkpoint_of_ones_own_loses_no_row(kind, monkeypatch, tmp_path):
+    """Lightning logs a rollout after the callbacks that may save it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("kill_in_a_checkpoint.py").write_text(KILLED_IN_A_CHECKPOINT)
+    sys.modules.pop("kill_in_a_checkpoint", None)
+    args = [*arguments("grpo", rollouts=6), "--data.rollouts_per_epoch=3"]
+    args += ["--trainer.max_epochs=2", f"--callbacks.own=lightning.pytorch.callbacks.{kind}"]
+    if kind == "ModelCheckpoint":
+        args += ["--callbacks.own.every_n_train_steps=1", "--callbacks.own.save_top_k=-1"]
+    else:
+        args += ["--callbacks.own.dirpath=run/checkpoints"]
+    fit(*args, run_dir="whole")
+    whole = metrics(Path("whole"))
+    dies = ["--callbacks.dies=kill_in_a_checkpoint.Kill"]
+    dies += [f"--callbacks.dies.saved={kind == 'ModelCheckpoint'}"]
+    with pytest.raises(SystemExit):
+        fit(*args, *dies)
+    (row,) = (row for row in metrics(Path("run")) if row["rollout"] == "3.0")
+    assert row in whole
+    newest = max(Path("run/checkpoints").glob("*.ckpt"), key=os.path.getmtime)
+    assert torch.load(newest, weights_only=True)["policy_version"] == 3
+    fit(*args, f"--ckpt_path={newest}")
+    assert [r for r in metrics(Path("run")) if r["reward"]] == [r for r in whole if r["reward"]]
+
+
 def test_a_run_whose_time_is_up_ends_with_its_epoch_and_goes_on_as_one_without_a_limit():
     args = arguments("grpo", rollouts=4)
     fit(*args, run_dir="whole")
