@@ -262,7 +262,7 @@ def locate(
     ]
     same = [(k, v) for k, v in close if v == class_name or (value is not None and _same(v, value))]
     ending = [(k, v) for k, v in close if not k.startswith(f"{name}.")]
-    alone = len({k for k, _ in ending}) == 1
+    alone = bool(ending) and len({k for k, _ in close}) == 1  # not a mapping of several
     for chosen in (same, ending if value is None or alone else []):
         if chosen:
             return chosen[-1]

@@ -89,7 +89,6 @@ SHORT = [
     "--data.groups_per_rollout=2",
     "--data.group_size=4",
     "--data.rollouts_per_epoch=1",
-    "--data.val_samples=2",
     "--data.sampling.max_new_tokens=8",
     "--data.val_sampling.max_new_tokens=8",
     "--trainer.accelerator=cpu",
@@ -107,8 +106,9 @@ def test_an_overlay_runs_over_vapo(name, tmp_path, caplog):
         pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
     files = [config("vapo.yaml"), config(f"data/{name}.yaml")]
     warmup = "--callbacks.value_warmup=null"
+    samples = f"--data.val_samples={min(overlay(name)['val_samples'], 2)}"
     with caplog.at_level("INFO"):
-        run_dir = fit(*files, *arguments(name, tmp_path), *small(), *SHORT, warmup)
+        run_dir = fit(*files, *arguments(name, tmp_path), *small(), *SHORT, samples, warmup)
     assert len(train_rows(run_dir)) == 1
     if name != "reasoning_gym":
         assert "2 of 8 training problems (25.0%) are left out" in caplog.text

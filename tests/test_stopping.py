@@ -50,6 +50,9 @@ class Sends(Callback):
 def _own_parts(monkeypatch, tmp_path):
     (tmp_path / "sending.py").write_text(PARTS)
     monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under `nohup`
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def sends(number, hook, version=0):
@@ -188,6 +191,7 @@ def test_a_terminal_that_closes_ends_a_run_with_a_checkpoint():
     lead, follow = pty.openpty()
 
     def own_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under `nohup`
         os.setsid()
         fcntl.ioctl(follow, termios.TIOCSCTTY, 0)
 
