@@ -30,6 +30,8 @@ def build_optimizer(
         stepped = module.weights(network) if weights is None else weights
         optimizer: Optimizer = module.optimizer_factories[network](stepped)
     for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise ConfigError(f"{key}.differentiable=true: no step is differentiated; leave it out")
         # one that is not torch's may take infinity for "no bound"
         for name in [*group] if of_torch(optimizer) else ["lr"]:
             if not _is_finite(value := group.get(name)):
