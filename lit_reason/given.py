@@ -213,6 +213,14 @@ class _UniqueKeys(yaml.SafeLoader):
     And one that is a list or a mapping, as `{{NAME}}` of a template that was not filled.
     """
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value, which a number of thousands of digits or a date in month 13 is not."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            problem = f"no value: {str(error).split(';')[0]}"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:

@@ -38,6 +38,8 @@ def build_optimizer(
                 f"{key}.maximize=true: climbs the loss, and so trains for what it punishes; set it "
                 "to false"
             )
+        if group.get("differentiable"):
+            raise ConfigError(f"{key}.differentiable=true: no step is differentiated; leave it out")
         # one that is not torch's may take infinity for "no bound"
         for name in [*group] if of_torch(optimizer) else ["lr"]:
             if not _is_finite(value := group.get(name)):

@@ -7,8 +7,9 @@ response is cut off, is empty or gets no reward, updates in which the losses are
 restarts after SIGTERM and SIGKILL. Its task is judged without worker processes: what happens when
 one dies is in `tests/test_verifier_pool.py`. Prints what was measured and ends with status 1 if a
 limit is broken or a measurement is missing: no process lived long enough, no signal came, or a kind
-of fault never did. Called again it continues. 500 rollouts take about half an hour a run on one
-core; Linux only.
+of fault never did. The limits of the curve are for 500 rollouts: a shorter run is still learning,
+and behind where it lost updates. Called again it continues. 500 rollouts take about half an hour a
+run on one core; Linux only.
 """
 
 from __future__ import annotations

@@ -261,6 +261,8 @@ FILES = [
     ("a: " + "[" * 3000 + "]" * 3000, r"config=overlay\.yaml: not valid YAML, it is nested too"),
     ('model: {backbone: {name: "a\\0b"}}', r"backbone\.name=a\\x00b: holds a null byte; remove"),
     (b"\xff\xfe\x00", r"config=overlay\.yaml: not a text file"),
+    ("a: " + "9" * 5000, r"not valid YAML in line 1, column 4: no value: Exceeds"),
+    ("a: 2026-13-01", r"not valid YAML in line 1, column 4: no value: month must be in"),
 ]
 
 

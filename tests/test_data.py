@@ -315,8 +315,8 @@ def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler, kind, d
 
 def test_progress_counts_updates_and_not_rounds_of_generation(policy):
     """D09: half of the groups are dropped, the run is as long as configured."""
-    kinds = [MIXED, WRONG] * 5
-    data = data_of(kinds, rollouts_per_epoch=2, max_rounds=10)
+    kinds = [MIXED, WRONG] * 10
+    data = data_of(kinds, groups_per_round=4, rollouts_per_epoch=2, max_rounds=10)
     module = module_of(policy)
     log = run(data, module, max_epochs=2)
     assert module.policy_version == len(log.rows) == 4

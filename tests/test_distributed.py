@@ -443,7 +443,7 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
 def test_i01_ranks_sample_differently_and_reproducibly(ranks, tmp_path):
     """I01: one and the same problem on both ranks."""
     flags = ["--data.task=tests.test_distributed.Ranked", "--data.task.limit=1"]
-    flags += ["--data.sampling.temperature=1.5", "--data.rollouts_per_epoch=1"]
+    flags += ["--data.sampling.temperature=1", "--data.rollouts_per_epoch=1"]
     flags += ["--trainer.limit_val_batches=0"]
     folders = [str(tmp_path / f"run{i}") for i in range(2)]
     once, again = (ranks(fitted, "ddp", "grpo", folder, *flags) for folder in folders)

@@ -1,94 +1,198 @@
-"""Configurations and responses that nobody thought of: one line, or a run; never a traceback."""
+"""Configurations and responses that nobody thought of: one line, or a run; never a traceback.
+
+The examples are the same on every machine, or others with a number in the variable FUZZ_SEED, which
+a failure repeats.
+"""
 
 import json
 import os
+import random
+import signal
 import tempfile
+from contextlib import contextmanager
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, note, seed, settings
 from hypothesis import strategies as st
 
 from lit_reason.__main__ import main
-from lit_reason.backbones import Pretrained
 from lit_reason.callbacks.samples import COLUMNS
 from lit_reason.jsonl import append_rows
+from lit_reason.module import ReasonModule
 from lit_reason.report.history import read_run
 from lit_reason.report.page import write_page
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import SMALL, tiny
 from tests.test_ablations import parser
+from tests.test_behaviour_cases import parsed
 
-FEW = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "derandomize": True,  # the same examples on every machine
-}
+SEED = os.environ.get("FUZZ_SEED")
+
+
+def fuzz(examples, *strategies, always=()):
+    """As `given`, with examples that are always among those drawn."""
+
+    def decorate(test):
+        @wraps(test)
+        def noted(*args, **kwargs):
+            note(f"FUZZ_SEED={SEED or ''}")
+            return test(*args, **kwargs)
+
+        decorated = given(*strategies)(noted)
+        for values in always:
+            decorated = example(*values)(decorated)
+        decorated = settings(
+            max_examples=examples,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=SEED is None,
+            database=None,
+        )(decorated)
+        return decorated if SEED is None else seed(int(SEED))(decorated)
+
+    return decorate
+
 
 # --- configurations -------------------------------------------------------------------------------
 
-# what would start processes, and what says where to write
+# what would start processes, and what says where to read and write
 ELSEWHERE = ("devices", "num_nodes", "strategy", "plugins", "default_root_dir", "profiler")
+ELSEWHERE += ("config", "run_dir", "help", "class_path")
 ODD = ["-1", "0", "1", "3", "1e9", "0.5", "nan", "-inf", "1e400", "null", "None", "[]", "{}", "''"]
 ODD += ["true", "GAE", "nowhere.Thing", "[1,2]", "{a: 1}", "\u00e9", "a b", "--x", "=", "os.system"]
+ODD += ["\udcff", "\u202e", "\ufeff", "9" * 5000]
+# sizes of a run of one rollout
+ONE = [*SMALL, "--data.rollouts_per_epoch=1", "--data.groups_per_rollout=2", "--data.group_size=2"]
+ONE += ["--model.update.minibatch_size=4", "--data.val_task.limit=2"]
+ALGORITHMS = ["ppo", "grpo", "dapo", "vc_ppo", "vapo"]
 
 
-def keys():
-    """Every key of `fit` that a value may be given for."""
+# values of the right type, of which some are refused all the same
+FITTING = {
+    bool: ["true", "false"],
+    int: ["0", "1", "2", "3"],
+    float: ["0", "0.5", "1", "2"],
+    type(None): ["null", "1", "true"],
+}
+
+
+def leaves(tree, place=()):
+    """The keys of a configuration that hold no further ones, and their values."""
+    if not isinstance(tree, dict) or not tree:
+        return {".".join(place): tree}
+    return {k: v for key, value in tree.items() for k, v in leaves(value, (*place, key)).items()}
+
+
+@cache
+def known_keys():
+    """Every key of `fit`, and those of the parts of all algorithms, with values that fit."""
     subcommand = parser()._subcommands_action._name_parser_map["fit"]
-    names = [a.dest for a in subcommand._actions if "." in a.dest and "help" not in a.dest]
-    return [n for n in names if n.split(".")[-1] not in ELSEWHERE]
+    values = {action.dest: "" for action in subcommand._actions}
+    for name in ALGORITHMS:
+        values |= leaves(parsed(*tiny(name)).as_dict())
+    return {
+        key: FITTING.get(type(value), ODD)
+        for key, value in sorted(values.items())
+        if key.split(".")[-1] not in ELSEWHERE
+    }
+
+
+@st.composite
+def settings_of(draw, most):
+    """Some keys, each with a value that fits or an odd one."""
+    chosen = draw(st.lists(st.sampled_from(list(known_keys())), min_size=1, max_size=most))
+    return {key: draw(st.sampled_from(known_keys()[key]) | st.sampled_from(ODD)) for key in chosen}
 
 
 def overlay(folder, key, value):
     """The flag of a file that holds one setting."""
     *sections, name = key.split(".")
-    path = Path(folder) / f"{key}.yaml"
+    path = Path(folder) / "overlay.yaml"
     opened = "".join(f"{section}: {{" for section in sections)
-    path.write_text(f"{opened}{name}: {value}{'}' * len(sections)}\n", encoding="utf-8")
+    text = f"{opened}{name}: {value}{'}' * len(sections)}\n"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     return f"--config={path}"
 
 
+TRAINED = []  # the rollout of the run under way
+
+
+class Enough(BaseException):
+    """Ends a run whose rollout has trained; it is reported as a mistake of the user's."""
+
+
 @pytest.fixture
-def no_model(monkeypatch):
-    def build(*_, **__):
-        raise Loaded
+def one_rollout(monkeypatch):
+    log = ReasonModule._log
 
-    monkeypatch.setattr(Pretrained, "_build", build)
+    def ends(*args):
+        log(*args)
+        TRAINED.append(True)
+        raise Enough
+
+    monkeypatch.setattr(ReasonModule, "_log", ends)
 
 
-class Loaded(BaseException):
-    """The configuration was found to be good."""
+@contextmanager
+def within(seconds):
+    """Ends what would never end."""
+
+    def late(*_):
+        raise AssertionError(f"more than {seconds} seconds")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def outcome(capsys, *args):
+    """The exit status of a run that ends with its first rollout; a refusal is one line."""
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    TRAINED.clear()
+    status = 0
+    with tempfile.TemporaryDirectory() as folder, within(120):
+        try:
+            main(["fit", *args, f"--run_dir={folder}/run"])
+        except Enough:
+            pass
+        except SystemExit as stop:
+            status = 0 if TRAINED else stop.code
+    error = capsys.readouterr().err
+    if status:
+        assert status == 2, args
+        assert len([x for x in error.splitlines() if x.startswith("error: ")]) == 1, (args, error)
+        assert "Traceback" not in error, args
+    return status
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("one_rollout")
 @pytest.mark.filterwarnings("ignore::lit_reason.errors.ConfigWarning")
-def test_odd_values_are_one_line_or_a_run(capsys):
-    known = keys()
-    assert len(known) > 60
+@pytest.mark.parametrize("part", range(4))
+def test_odd_values_of_every_key_are_one_line_or_a_run(capsys, part):
+    ran, source = [], random.Random(SEED or part)
+    each = [
+        ({key: source.choice(values)}, source.random() < 0.5)
+        for key, fitting in list(known_keys().items())[part::4]
+        for values in (fitting, ODD)
+    ]
+    assert len(each) > 60
 
-    @settings(max_examples=12, **FEW)
-    @given(
-        st.dictionaries(st.sampled_from(known), st.sampled_from(ODD), min_size=1, max_size=2),
-        st.booleans(),
-    )
-    def check(values, from_files):
-        os.environ.pop("PL_GLOBAL_SEED", None)
+    @fuzz(10, settings_of(3), st.booleans(), always=each)
+    def check(values, from_file):
         with tempfile.TemporaryDirectory() as folder:
-            if from_files:
-                flags = [overlay(folder, *pair) for pair in values.items()]
-            else:
-                flags = [f"--{key}={value}" for key, value in values.items()]
-            with pytest.raises((SystemExit, Loaded)) as stop:
-                main(["fit", *tiny("vapo"), *SMALL, *flags, f"--run_dir={folder}/run"])
-        error = capsys.readouterr().err
-        if stop.type is SystemExit:
-            assert stop.value.code == 2, flags
-            assert len([x for x in error.splitlines() if x.startswith("error: ")]) == 1, flags
-            assert "Traceback" not in error
+            flags = [f"--{key}={value}" for key, value in values.items()]
+            if from_file:
+                flags[0] = overlay(folder, *next(iter(values.items())))
+            ran.append(outcome(capsys, *tiny("vapo"), *ONE, *flags) == 0)
 
     check()
+    assert sum(ran) > 5
 
 
 VALID = st.fixed_dictionaries(
@@ -113,17 +217,16 @@ VALID = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lit_reason.errors.ConfigWarning")
-def test_every_valid_configuration_runs():
-    @settings(max_examples=3, **FEW)
-    @given(st.sampled_from(["ppo", "grpo", "dapo", "vapo"]), VALID)
-    def check(name, values):
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_valid_configuration_runs(name):
+    @fuzz(3, VALID)
+    def check(values):
         flags = [f"--{key}={value}" for key, value in values.items()]
         dapo = ["--data.rewards.soft_overlong=null"] if name == "dapo" else []
         os.environ.pop("PL_GLOBAL_SEED", None)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, within(120):
             last = ["--trainer.limit_val_batches=0", f"--run_dir={folder}/run"]
-            one = ["--data.rollouts_per_epoch=1"]
-            main(["fit", *tiny(name), *SMALL, *flags, *dapo, *one, *last])
+            main(["fit", *tiny(name), *ONE, *flags, *dapo, *last])
             rows = (Path(folder) / "run" / "metrics.csv").read_text().splitlines()
             assert len(rows) == 2
 
@@ -132,54 +235,76 @@ def test_every_valid_configuration_runs():
 
 # --- responses ------------------------------------------------------------------------------------
 
+# with halves of surrogate pairs, null bytes and marks that turn the direction of text
+CHARACTERS = st.characters(exclude_categories=()) | st.sampled_from(
+    "\ud800\udfff\0\u202e\u2066\u200f"
+)
+LONG = [("\ud800" * 10_000,), ("a\0\u202e" * 5_000,), ("=1" * 10_000,), ("{" * 10_001,)]
+MANY = pytest.param(1000, marks=pytest.mark.slow)
 
-@settings(max_examples=60, **FEW)
-@given(st.text(max_size=40))
-def test_any_text_passes_the_tokenizer(backbone, text):
+
+def texts(size):
+    return st.text(CHARACTERS, max_size=size)
+
+
+@pytest.mark.parametrize("examples", [60, MANY])
+def test_any_text_passes_the_tokenizer(backbone, examples):
     tokenizer = backbone.tokenizer
-    ids = tokenizer(text)["input_ids"]
-    assert isinstance(tokenizer.decode(ids), str)
-    assert all(0 <= i < len(tokenizer) for i in ids)
+
+    @fuzz(examples, st.text(max_size=40), always=[x for x in LONG if "\ud800" not in x[0]])
+    def check(text):
+        ids = tokenizer(text)["input_ids"]
+        assert isinstance(tokenizer.decode(ids), str)
+        assert all(0 <= i < len(tokenizer) for i in ids)
+
+    check()
 
 
-@settings(max_examples=60, **FEW)
-@given(st.text(max_size=40))
-def test_any_text_is_judged(text):
+@pytest.mark.parametrize("examples", [60, MANY])
+def test_any_text_is_judged(examples):
     task = PlanCount(n_max=3)
-    (verdict,) = task.judge([task[0]], [text])
-    assert verdict.correct == (verdict.answer == task[0].answer)
+
+    @fuzz(examples, texts(40), always=LONG)
+    def check(text):
+        (verdict,) = task.judge([task[0]], [text])
+        assert verdict.correct == (verdict.answer == task[0].answer)
+
+    check()
 
 
-def test_any_text_is_compared_with_a_gold_answer():
+@pytest.mark.parametrize("examples", [60, MANY])
+def test_any_text_is_compared_with_a_gold_answer(examples):
     """In one batch, because the processes that compare take a while to start."""
     pytest.importorskip("math_verify")
-    texts: list[str] = []
+    responses: list[str] = []
 
-    @settings(max_examples=60, **FEW)
-    @given(st.text(max_size=20))
+    @fuzz(examples, texts(20), always=LONG)
     def collect(text):
-        texts.extend((text, f"\\boxed{{{text}}}"))
+        responses.extend((text, f"\\boxed{{{text}}}"))
 
     collect()
     Path("rows.jsonl").write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
     task = MathProblems("rows.jsonl")
-    verdicts = task.judge([task[0]] * len(texts), texts)
-    right = [text for text, verdict in zip(texts, verdicts, strict=True) if verdict.correct]
+    verdicts = task.judge([task[0]] * len(responses), responses)
+    right = [text for text, verdict in zip(responses, verdicts, strict=True) if verdict.correct]
     assert all("2" in text or any(c.isnumeric() for c in text) for text in right)
 
 
-@settings(max_examples=40, **FEW)
-@given(st.text(max_size=40))
-def test_any_text_comes_back_from_the_sample_table_and_stands_in_the_report(text):
-    row = dict.fromkeys(COLUMNS, 0) | {"prompt": text, "response": text, "reward": 1.0}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "metrics.csv").write_text("step,rollout,reward\n0,1,0.5\n")
-        append_rows(folder / "samples.jsonl", [row])
-        run = read_run(folder)
-        assert [sample["response"] for sample in run.samples] == [text]
-        (folder / "report.png").write_bytes(b"")
-        write_page([run], folder / "report.png", folder / "report.html")
-        page = (folder / "report.html").read_text(encoding="utf-8")
-    assert page.count("<script") == 0
-    assert page.count("<article") == 1
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_any_text_comes_back_from_the_sample_table_and_stands_in_the_report(examples):
+    @fuzz(examples, texts(40), always=LONG)
+    def check(text):
+        row = dict.fromkeys(COLUMNS, 0) | {"prompt": text, "response": text, "reward": 1.0}
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "metrics.csv").write_text("step,rollout,reward\n0,1,0.5\n")
+            append_rows(folder / "samples.jsonl", [row])
+            run = read_run(folder)
+            assert [sample["response"] for sample in run.samples] == [text]
+            (folder / "report.png").write_bytes(b"")
+            write_page([run], folder / "report.png", folder / "report.html")
+            page = (folder / "report.html").read_text(encoding="utf-8")
+        assert page.count("<script") == 0
+        assert page.count("<article") == 1
+
+    check()

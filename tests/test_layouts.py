@@ -236,7 +236,7 @@ def test_only_grouped_digits_lose_their_commas(tmp_path, marked, gold):
 
 def test_a_solution_that_states_no_answer_is_no_gold(tmp_path):
     """H06."""
-    prose = "Half of 90 is 45, so the total is 205."
+    prose = "Half of 90 boxes is 45, so the total is 205"
     rows = [{"problem": "p", "solution": prose}, {"problem": "q", "solution": "$\\frac12$"}]
     path = write(tmp_path / "p.jsonl", rows)
     with pytest.warns(ConfigWarning, match=r"1 of 2 .*states no answer behind #### or in \\boxed"):
@@ -246,6 +246,9 @@ def test_a_solution_that_states_no_answer_is_no_gold(tmp_path):
     write(tmp_path / "p.jsonl", rows)
     with pytest.warns(ConfigWarning, match="1 of 2"):
         assert pairs(MathProblems(path)) == [("q", "7")]
+    # the answer stands beside it
+    path = write(tmp_path / "p.jsonl", [{"problem": "p", "solution": prose, "answer": "205"}])
+    assert pairs(MathProblems(path)) == [("p", "205")]
 
 
 @pytest.mark.parametrize("column", ["answer", "ground_truth"])

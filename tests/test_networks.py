@@ -28,7 +28,7 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -40,7 +40,7 @@ CONFIGS = {
         n_embd=32,
         n_layer=2,
         n_head=4,
-        n_positions=64,
+        n_positions=512,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -177,14 +177,20 @@ def test_a_model_that_mixes_positions_after_its_layers_has_no_head():
 
 
 def test_f03_the_head_sees_response_positions_only(actor):
-    batch = rollout([list(range(3, 33)), [5]], RESPONSES)
+    """A prompt of 500 tokens and a response of 4: as from all logits."""
+    batch = rollout([[3 + i % 30 for i in range(500)]], RESPONSES[:1])
     logits_head(actor)  # the probe of the first call is not what is measured
     seen = []
     head = actor.get_output_embeddings()
     hook = head.register_forward_hook(lambda m, i, o: seen.append(o.shape[:-1].numel()))
-    policy_outputs(actor, batch)
+    found = policy_outputs(actor, batch).logprobs
     hook.remove()
-    assert sum(seen) == 2 * 6
+    assert sum(seen) in (4, 5)
+    ids = torch.cat([batch.prompt_ids, batch.response_ids], 1)
+    whole = actor(ids).logits[:, -5:-1].log_softmax(-1)
+    want = whole.gather(2, batch.response_ids[..., None])[..., 0]
+    assert found.shape == (1, 4)
+    torch.testing.assert_close(found, want, atol=1e-6, rtol=0)
 
 
 def test_logits_exist_in_blocks_and_again_in_the_backward_pass(actor):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lit_reason.aggregation import SequenceMean
 from lit_reason.annotation import token_rewards
 from lit_reason.backbones import Bundled
 from lit_reason.batch import Group, Prompt, Response, RolloutBatch
+from lit_reason.errors import ConfigError
 from lit_reason.functional import group_relative, kl_k3
 from lit_reason.learner import Learner, Update, _buckets
 from lit_reason.networks import policy_outputs
@@ -527,13 +529,21 @@ def test_kl_to_the_reference_falls(backbone):
 
 
 def test_the_gradient_norm_is_clipped_and_logged_before_clipping(backbone):
-    """G06: norms at step time, per network."""
-    module = build(backbone, update=Update(1, 16, 4, max_grad_norm=0.01))
+    """G06: norms at step time, per network, of a huge loss."""
+    module = build(backbone, update=Update(1, 16, 4, max_grad_norm=0.1))
     experience = experience_of(module, demonstrations(backbone))
+    experience.advantages *= 1e4
+    experience.returns *= 1e4
     for network in ("actor", "critic"):
         stats, gradient = step(module, experience, network, 4)
-        assert stats[f"grad_norm/{network}"] > 0.05
-        assert gradient.norm() <= 0.01 * 1.0001
+        assert stats[f"grad_norm/{network}"] > 100
+        assert gradient.norm() <= 0.1 * 1.0001
+
+
+def test_an_optimizer_that_would_be_differentiated_is_refused(backbone):
+    kind = partial(torch.optim.AdamW, lr=1e-3, differentiable=True)
+    with pytest.raises(ConfigError, match=r"model\.actor_optimizer\.differentiable=true: no step"):
+        build(backbone, actor_optimizer=kind).configure_optimizers()
 
 
 def test_dropout_is_off_in_the_trained_networks(backbone, tmp_path):
