@@ -437,7 +437,6 @@ def test_a_share_of_too_few_batches_is_blamed_on_the_key_that_was_given(capsys):
 
 STEPS = {  # of optimizers that take no such tensors, or no such arguments
     "=torch.optim.SparseAdam": "RuntimeError: SparseAdam does not support dense gradients",
-    ".differentiable=true": "RuntimeError: a leaf Variable that requires grad",
     "=transformers.Adafactor --{key}.eps=1.0": "TypeError: 'float' object is not subscriptable",
 }
 
