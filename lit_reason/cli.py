@@ -597,9 +597,8 @@ def reason_of(error: BaseException) -> str | None:
         return str(error)
     if (mistake := users_mistake(error)) or not isinstance(error, Exception):  # as after --help
         return mistake
-    files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
-    if "checkpoint_connector.py" in files:
-        return _misfit(error)
+    if fault := _checkpoint_fault(error):
+        return fault
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MisconfigurationException | ValueError | TypeError):
@@ -609,6 +608,15 @@ def reason_of(error: BaseException) -> str | None:
     if not isinstance(error, ValueError) or (nested := nested_reason(str(error))) is None:
         return None
     return in_constructor(error) or nested
+
+
+def _checkpoint_fault(error: Exception) -> str | None:
+    """Why a checkpoint was not made or not taken; `None` if it was neither."""
+    frames = traceback.extract_tb(error.__traceback__)
+    functions = {f.name for f in frames if Path(f.filename).name == "checkpoint_connector.py"}
+    if "dump_checkpoint" in functions and isinstance(error, AttributeError | TypeError):
+        return f"trainer: a part has a state that no checkpoint holds ({error}); choose another"
+    return _misfit(error) if functions else None
 
 
 def _misfit(error: Exception) -> str:

@@ -455,6 +455,13 @@ def test_a_callback_ends_a_run_with_its_epoch(stopper):
     assert compare(Path("whole"), Path("run"), rollouts=6) == []
 
 
+def test_a_part_whose_state_cannot_be_written_is_not_blamed_on_a_checkpoint(capsys):
+    schedule = "--model.actor_scheduler=torch.optim.lr_scheduler.LambdaLR"
+    flags = [schedule, "--model.actor_scheduler.lr_lambda=math.cos"]  # torch asks its __dict__
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *flags)
+    assert line.startswith("error: trainer: a part has a state that no checkpoint holds ('builtin_")
+
+
 @pytest.mark.usefixtures("own_parts")
 def test_an_epoch_that_trained_nothing_ends_with_a_checkpoint_too():
     flags = ["--data.sampling.max_new_tokens=1", "--callbacks.overlong=OverlongFilter"]
