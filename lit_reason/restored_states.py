@@ -151,7 +151,7 @@ def _fault(
     """What is wrong with a moment that has one of these shapes; `None` stands for any."""
     if moment is None:  # a momentum that has not begun
         return None
-    if not isinstance(moment, Tensor | int | float):
+    if isinstance(moment, bool) or not isinstance(moment, Tensor | int | float):
         return f"is {moment!r:.40}, no number"
     if isinstance(moment, int):
         moment = float(max(min(moment, MOST), -MOST))

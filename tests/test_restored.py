@@ -136,6 +136,7 @@ DAMAGED = {
         *FIRST, "state", 5, "exp_avg"
     ),
     "its step of the actor's weight 3 is 'x', no number": moment("x", "step"),
+    "its step of the actor's weight 3 is True, no number": moment(True, "step"),
     "its step of the actor's weight 3 is nan": moment(torch.tensor(torch.nan), "step"),
     "its exp_avg of the actor's weight 3 has shape (2,), not": moment(torch.ones(2)),
     "its lr of the actor is 'x'": setting("x", "lr"),
