@@ -413,6 +413,7 @@ def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ran
         "--callbacks.value_warmup.rollouts=1",
         "--model.advantage.whiten=true",
         "--data.val_task=tests.test_distributed.FirstRight",
+        "--data.val_task.limit=5",
         "--callbacks.critic=CriticMonitor",
     ]
     first, second = answers = ranks(fitted, "ddp", "vapo", str(tmp_path / "run"), *flags)
