@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+# a background job starts with SIGINT ignored
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 GRACE = 10.0  # seconds between asking a child to end and ending it
 
 Child = subprocess.Popen[bytes]
@@ -28,15 +31,20 @@ def start(command: Sequence[str], log: Path) -> Child:
         command: Program and arguments.
         log: File that takes standard output and standard error.
     """
-    with log.open("w", encoding="utf-8") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
+    # what a handler raises while the interpreter forks is lost
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        with log.open("w", encoding="utf-8") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(_begin, mask),
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end(children: Sequence[Child]) -> None:
@@ -57,15 +65,13 @@ def exit_on_signals() -> None:
 
     The first one only: until this process ends it is at work on ending its children.
     """
-    # a background job starts with SIGINT ignored
-    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, n)]
 
     def leave(signum: int, _: Any) -> None:
-        for number in numbers:
+        for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + signum)
 
-    for number in numbers:
+    for number in ENDING:
         signal.signal(number, leave)
 
 
@@ -81,6 +87,9 @@ def saying_how_to_continue() -> Iterator[None]:
         sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
 
 
-def _end_with_parent() -> None:
-    pr_set_pdeathsig = 1  # <sys/prctl.h>
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+def _begin(mask: Iterable[int]) -> None:
+    """In the child: lets signals through, and on Linux ends with the parent."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # <sys/prctl.h>
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
