@@ -52,8 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
     else:
         with stoppable():
             from lit_reason.cli import run
-
-            run(given)
+        run(given)
 
 
 @contextmanager
@@ -72,7 +71,8 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         for number, handler in earlier.items():
-            signal.signal(number, handler)
+            if handler is not None:  # not set by Python
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":

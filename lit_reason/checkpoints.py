@@ -124,7 +124,7 @@ def keep_own_files(trainer: Any, states: dict[str, Any]) -> None:
     for callback in kept:
         former = getattr(callback, "former_key", callback.state_key)
         if former in states and former not in {c.state_key for c in kept}:
-            states.setdefault(callback.state_key, states[former])
+            states.setdefault(callback.state_key, states.pop(former))
         if callback.state_key in states:
             folder, suffix = str(callback.dirpath), callback.FILE_EXTENSION
             there = partial(callback.file_exists, trainer=trainer)

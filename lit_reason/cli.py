@@ -113,6 +113,7 @@ from lit_reason.trainer_checks import (
     check_seed,
     check_strategy,
     usable_threads,
+    warn_of_dropped_rates,
     warn_of_unused,
 )
 
@@ -335,6 +336,7 @@ class ReasonCLI(LightningCLI):
             torch.set_num_threads(usable_threads(config.threads))
         check_precision(config.trainer)
         check_numbers(config.trainer)
+        warn_of_dropped_rates(config.model, settings(ReasonParser.arguments))
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
             check_strategy(config.trainer)
@@ -360,9 +362,10 @@ class ReasonCLI(LightningCLI):
         if path == "last" or (path and writes):
             check_copy(ReasonParser.arguments, config.run_dir)
         check_checkpoint(path, config.run_dir)
-        if path == "last" and config.trainer.get("enable_checkpointing") is False:
-            # Lightning asks the callbacks that write checkpoints, of which there is none
-            config.ckpt_path = str(newest_checkpoint(config.run_dir))
+        if path == "last":
+            # Lightning takes the newest of all callbacks that write checkpoints, if there is any
+            own = Path(config.run_dir, "checkpoints", "last.ckpt")
+            config.ckpt_path = str(own if own.exists() else newest_checkpoint(config.run_dir))
         return path
 
     def _check_nulls(self, config: Any) -> None:

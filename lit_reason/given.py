@@ -268,7 +268,9 @@ def locate(
     close = [
         (k, v) for k, v in given if k == name or k.endswith(f".{name}") or k.startswith(f"{name}.")
     ]
-    same = [(k, v) for k, v in close if v == class_name or (value is not None and _same(v, value))]
+    same = [
+        (k, v) for k, v in close if v == class_name or (value is not None and same_value(v, value))
+    ]
     ending = [(k, v) for k, v in close if not k.startswith(f"{name}.")]
     alone = bool(ending) and len({k for k, _ in close}) == 1  # not a mapping of several
     for chosen in (same, ending if value is None or alone else []):
@@ -308,7 +310,7 @@ def full_key(message: str, given: Settings, place: str | None = None) -> str:
             return f"{place}.{name}" + message[head.end(2) :]
         given = [(k, v) for k, v in given if f"{k}.".startswith(f"{place}.")]
     ending = [(k, v) for k, v in given if k.endswith(f"{owner}.{name}")]
-    same = [k for k, v in ending if value is not None and _same(v, value)]
+    same = [k for k, v in ending if value is not None and same_value(v, value)]
     parents = [f"{k}.{name}" for k, v in given if v.rpartition(".")[2] == owner]
     chosen = same or parents or [k for k, _ in ending]
     return chosen[-1] + message[head.end(2) :] if chosen else message
@@ -327,7 +329,8 @@ def _of_trainer(message: str, given: Settings) -> str:
     return message if key is None else f"{key}={held[key]}: {message.removeprefix('trainer: ')}"
 
 
-def _same(given: str, stated: str) -> bool:
+def same_value(given: str, stated: str) -> bool:
+    """Whether two texts stand for the same number, or are the same but for quotes."""
     try:
         numbers = float(given), float(stated)
         return numbers[0] == numbers[1] or all(map(math.isnan, numbers))

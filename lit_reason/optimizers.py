@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_reason.errors import STILL, ConfigError, ConfigWarning, naming, users_frame
+from lit_reason.peers import COLLECTIVE
+
+ELSEWHERE = ("CUDA", *COLLECTIVE)
 
 
 def build_optimizer(
@@ -80,7 +82,9 @@ def naming_step(key: str, reached: Callable[[], bool] = lambda: True) -> Iterato
         yield
     except (TypeError, ValueError, RuntimeError) as error:
         own = isinstance(error, ConfigError) or users_frame(error) is not None
-        if own or isinstance(error, torch.OutOfMemoryError) or not reached():
+        # of devices and of other ranks, which no argument mends, some are of classes of their own
+        other = type(error).__module__ != "builtins" or any(x in str(error) for x in ELSEWHERE)
+        if own or other or not reached():
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raised = f"{type(error).__name__}: {first.rstrip('.')}"

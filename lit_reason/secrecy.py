@@ -10,7 +10,10 @@ import yaml
 
 HIDDEN = "…"  # stands for a secret
 # of an address, with a password, which may hold a slash
-_USER = re.compile(r"(:/+)(?:[^\s/@'\"]{1,256}|[^\s/:@'\"]{1,256}:[^\s@'\"]{0,256})(?=@)")
+_USER = re.compile(
+    # a port is no password
+    r"(:/+)(?:[^\s/@'\"]{1,256}|[^\s/:@'\"]{1,256}:(?!\d{1,5}/)[^\s@'\"]{0,256})(?=@)"
+)
 _CREDENTIAL = re.compile(r"\b((?:[Bb]earer|BEARER|Basic)\s+)[^\s'\",;)\]}]+")  # of a header
 # names with such a part, but for tokens of text
 _PART = re.compile(
@@ -20,7 +23,8 @@ _PART = re.compile(
 )
 _TOKEN = re.compile(r"token(?:\.|$)", re.I)
 _OF_TEXT = re.compile(
-    r"(?:^|\.)(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next)_token\b",
+    r"(?:^|[._])(?:pad|eos|bos|unk|sep|cls|mask|image|stop|per|end|start|first|last|next|step|think"
+    r"|answer|tool|turn)_token\b",
     re.I,
 )
 _SIGNATURE = re.compile(r"sig(?:nature)?$", re.I)  # of an address
@@ -116,48 +120,53 @@ def without_secrets(text: str) -> str:
         'url: http://…@host\nengine:\n  api_key: …\n  max_tokens: 3\n'
     """
     content = yaml.safe_load(text)
-    found = list(_secrets(content))
-    for parent, key, hidden in found:
-        parent[key] = hidden
+    found = False
+    for parent, name, _, within in _places(content):
+        written = _written(within, parent[name])
+        found |= written != parent[name]
+        parent[name] = written
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if found else text
 
 
 def hidden_key(config: Any) -> str | None:
-    """The key of the first value that `without_secrets` took out; `None` if it took none.
+    """The key of the first value that `without_secrets` wrote for another; `None` if there is none.
 
     Args:
         config: As lists and dicts.
 
     Example:
-        >>> hidden_key({"engine": {"token": "…"}})
+        >>> hidden_key({"stop": "…", "engine": {"token": "…"}})
         'engine.token'
     """
-    if isinstance(config, dict | list):
-        for name, value in _items(config):
-            hides = isinstance(value, str) and HIDDEN in value
-            if hides and (value == HIDDEN or "://" in value):
-                return str(name)
-            below = hidden_key(value)
-            if below is not None:
-                return f"{name}.{below}"
+    for parent, name, key, within in _places(config):
+        value = parent[name]
+        if HIDDEN in value and _written(within, value.replace(HIDDEN, "secret")) == value:
+            return key
     return None
 
 
-def _secrets(content: Any, key: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """(list or dict, place in it, what to write there) of each secret."""
+def _written(key: str, value: str) -> str:
+    """A text as it is written down."""
+    if value and key.rpartition(".")[2] != "class_path" and sounds_secret(key):
+        return HIDDEN
+    if "://" in value:
+        return _QUERY.sub(_without_value, _USER.sub(rf"\1{HIDDEN}", value))
+    return value
+
+
+def _places(content: Any, key: str = "", within: str = "") -> Iterator[tuple[Any, Any, str, str]]:
+    """(list or dict, place in it, key, key within the innermost part) of each text."""
     if not isinstance(content, dict | list):
         return
-    for name, value in _items(content):
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for name, value in list(items):
+        full = f"{key}.{name}".lstrip(".")
         # what is called like a secret may be a part, whose arguments are none
-        full = "" if name == "init_args" else f"{key}.{name}".lstrip(".")
-        if not isinstance(value, str):
-            yield from _secrets(value, full)
-        elif value and name != "class_path" and sounds_secret(full):
-            yield content, name, HIDDEN
-        elif "://" in value:
-            told = _QUERY.sub(_without_value, _USER.sub(rf"\1{HIDDEN}", value))
-            if told != value:
-                yield content, name, told
+        inner = "" if name == "init_args" else f"{within}.{name}".lstrip(".")
+        if isinstance(value, str):
+            yield content, name, full, inner
+        else:
+            yield from _places(value, full, inner)
 
 
 def _without_value(parameter: re.Match[str]) -> str:
@@ -165,7 +174,3 @@ def _without_value(parameter: re.Match[str]) -> str:
     name = parameter[1]
     secret = sounds_secret(name) or _SIGNATURE.search(name)
     return f"{name}={HIDDEN}" if secret else parameter[0]
-
-
-def _items(content: dict[Any, Any] | list[Any]) -> Iterable[tuple[Any, Any]]:
-    return list(content.items() if isinstance(content, dict) else enumerate(content))

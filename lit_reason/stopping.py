@@ -114,7 +114,8 @@ def take_over(handle: Callable[[int, Any], None]) -> Handlers:
 def hand_back(earlier: Handlers) -> None:
     """Sets the handlers that `take_over` replaced."""
     for number, handler in earlier.items():
-        signal.signal(number, handler)
+        if handler is not None:  # not set by Python
+            signal.signal(number, handler)
 
 
 def _leave_terminal() -> None:

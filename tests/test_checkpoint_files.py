@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,14 @@ def test_a_checkpoint_callback_of_the_users_own_writes_beside_the_runs(own):
     assert len(best(Path("run"))) == 1
 
 
+@pytest.mark.usefixtures("copied")
+def test_the_last_checkpoint_is_the_runs_also_beside_a_newer_one_of_weights_alone():
+    own = [OWN, "--callbacks.own.save_last=true", "--callbacks.own.save_weights_only=true"]
+    for epochs in (2, 3):
+        fit(*GRPO, *own, "--ckpt_path=last", f"--trainer.max_epochs={epochs}")
+        assert torch.load(LAST, weights_only=True)["policy_version"] == epochs
+
+
 def former(saved):
     """The state as it was before the callback of the run had a key of its own."""
     states = saved["callbacks"]
@@ -213,7 +222,9 @@ def former(saved):
 @pytest.mark.usefixtures("copied")
 def test_the_state_of_an_earlier_run_is_found():
     tamper(LAST, former)
-    fit(*GRPO, *ON)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Be aware that when using `ckpt_path`")
+        fit(*GRPO, *ON)
     assert [path.name for path in LAST.parent.glob("rollout_*.ckpt")] == ["rollout_00002.ckpt"]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import yaml
 
 from lit_reason.__main__ import main
 from lit_reason.cli import run
+from lit_reason.errors import ConfigWarning
 from lit_reason.rollout import Sampling
 from tests.conftest import CONFIGS, SMALL, config, fit, tiny
 
@@ -186,3 +188,12 @@ def test_the_cold_start_runs_through_the_same_entry_point(tmp_path):
     assert {p.name for p in policy.iterdir()} >= {"model.safetensors", "tokenizer.json"}
     backbone = f"--model.backbone={{class_path: Pretrained, init_args: {{path: {policy}}}}}"
     assert train_rows(fit(*arguments("grpo"), backbone))
+
+
+def test_a_learning_rate_that_went_with_its_class_is_warned_of():
+    flags = ["--model.actor_optimizer.lr=1e-4", "--model.actor_optimizer=torch.optim.SGD"]
+    with pytest.warns(ConfigWarning, match=r"model\.actor_optimizer\.lr=1e-4: was given for anoth"):
+        fit(*tiny("grpo"), *SMALL, *flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConfigWarning)
+        fit(*tiny("grpo"), *SMALL, *flags[::-1], run_dir="other")

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lit_reason.__main__ import main
 from lit_reason.errors import ConfigError, printable
-from lit_reason.secrecy import masked, without_secrets
+from lit_reason.secrecy import hidden_key, masked, without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
 from tests.test_reward_parts import saved
@@ -270,3 +271,22 @@ def test_a_secret_in_a_configuration_is_written_nowhere(monkeypatch, tmp_path, c
 def test_nothing_in_our_configurations_sounds_secret(path):
     text = path.read_text()
     assert without_secrets(text) is text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stop: […]",
+        "template: see https://a.b … then answer",
+        "rewards: {step_token: </s>, my_eos_token: x, think_end_token: y}",
+        "url: http://localhost:8000/models/me@v1",
+    ],
+)
+def test_what_is_no_secret_is_written_and_read_as_it_is(text):
+    assert without_secrets(text) is text
+    assert hidden_key(yaml.safe_load(text)) is None
+
+
+@pytest.mark.parametrize("text", ["a: {token: x}", "a: [{password: x}]", "u: http://a?token=x"])
+def test_what_was_hidden_is_found_again(text):
+    assert hidden_key(yaml.safe_load(without_secrets(text))) is not None
