@@ -316,7 +316,7 @@ def warn_of_dropped_rates(model: Any, given: Sequence[tuple[str, str]]) -> None:
         model: The section of the configuration.
         given: Every (key, value) that the user gave, in order.
     """
-    last = dict(given)
+    last = {key.replace(".init_args.", "."): value for key, value in given}
     for name in ("actor_optimizer", "critic_optimizer", "optimizer"):
         stated = last.get(f"model.{name}.lr")
         arguments = getattr(model.get(name), "init_args", None)

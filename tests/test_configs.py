@@ -197,3 +197,5 @@ def test_a_learning_rate_that_went_with_its_class_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConfigWarning)
         fit(*tiny("grpo"), *SMALL, *flags[::-1], run_dir="other")
+        inner = "--model.actor_optimizer.init_args.lr=1e-4"
+        fit(*tiny("grpo"), *SMALL, flags[1], inner, run_dir="inner")
