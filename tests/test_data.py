@@ -298,6 +298,94 @@ def test_without_a_filter_every_group_trains_in_one_round(sampler):
     assert "groups/rounds" not in batch.stats
 
 
+@pytest.mark.parametrize("critic", [False, True])
+def test_d03_one_mixed_group_of_four_is_refilled_or_trains_by_its_own_tokens(policy, critic):
+    kinds = [MIXED, WRONG, RIGHT, WRONG]
+    step = {"critic": critic, "actor_optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+    once = {"groups_per_round": 4, "max_rounds": 1, "rollouts_per_epoch": 1}
+    ends = []
+    for groups in (4, 1):
+        module = module_of(policy, update=Update(1, 4 * groups, 4), **step)
+        log = run(data_of(kinds, groups_per_rollout=groups, **once), module)
+        (batch,) = log.batches
+        trains = batch.prompt_index[batch.loss_mask.any(1)]
+        assert trains.tolist() == [0] * 4
+        assert (log.rows[0]["groups/kept"], log.rows[0]["groups/dropped"]) == (1, 3)
+        ends.append(weights(module.actor))
+    torch.testing.assert_close(ends[0], ends[1], atol=1e-6, rtol=1e-5)
+
+    module = module_of(policy, update=Update(1, 16, 4), **step)
+    refilled = {**once, "max_rounds": 4}
+    log = run(data_of(kinds, groups_per_rollout=4, **refilled), module)
+    (batch,) = log.batches
+    assert batch.loss_mask.any(1).all()
+    assert batch.prompt_index.tolist() == [0] * 16
+    assert (log.rows[0]["groups/kept"], log.rows[0]["groups/dropped"]) == (4, 12)
+    assert (log.rows[0]["groups/rounds"], log.rows[0]["groups/filled"]) == (4, 0)
+
+
+class ByTurn(Scripted):
+    """Answers the n-th prompt that is drawn with `kinds[n]`, and begins again after the last."""
+
+    def generate(self, prompts, samples, sampling, seed):
+        turns = [self.drawn // samples + i for i in range(len(prompts))]
+        decode = self.module.backbone.tokenizer.decode
+        problems = [int(decode(ids).rstrip("=")) for ids in prompts]
+        self.calls.append((problems, seed))
+        script, self.kinds = self.kinds, {}
+        for problem, turn in zip(problems, turns, strict=True):
+            self.kinds[problem] = script[turn % len(script)]
+        tokenizer = self.module.backbone.tokenizer
+        groups = [[self.answer(tokenizer, i, n) for n in range(samples)] for i in problems]
+        self.kinds = script
+        return groups
+
+
+def test_d07_of_three_groups_of_two_the_first_and_third_keep_their_rows(sampler):
+    """Rounds of three groups, two refills, and the sixth kept group cut off."""
+    kinds = [MIXED, WRONG, MIXED]
+    sizes = {"group_size": 2, "groups_per_rollout": 5, "groups_per_round": 3}
+    data = data_of([MIXED] * 9, engine=ByTurn(kinds), **sizes)
+    batch = attach(data, sampler).rollout()
+    drawn = [problem for problems, _ in data.engine.calls for problem in problems]
+    assert (len(data.engine.calls), sorted(drawn)) == (3, list(range(9)))
+    # the first round alone keeps the rows 0, 1, 4, 5 of its six
+    rows = [0, 1, 4, 5, 6, 7, 10, 11, 12, 13]
+    decode = sampler.backbone.tokenizer.decode
+    for place, row in enumerate(rows):
+        problem, right = drawn[row // 2], row % 2 == 0
+        text = f"{problem}+{row + 1}{'(' * ((row + 1) % 5)}={int(right)}"
+        assert decode(batch.response_ids[place][batch.response_mask[place]][:-1]) == text
+        assert decode(batch.prompt_ids[place][batch.prompt_mask[place]]) == f"{problem}="
+        assert int(batch.prompt_index[place]) == problem
+        assert int(batch.lengths[place]) == len(text) + 1
+        assert (bool(batch.correct[place]), float(batch.rewards[place])) == (right, 2 * right - 1)
+        assert int(batch.group_ids[place]) == place // 2
+    assert len(batch) == len(rows)
+
+
+class OfLengths(Scripted):
+    """Four wrong answers of 4, 7, 10 and 14 tokens to each problem."""
+
+    def answer(self, tokenizer, index, n):
+        text = f"{index}" + "+" * ((4, 7, 10, 14)[n] - 3) + "0"
+        return Response((*tokenizer(text)["input_ids"], tokenizer.eos_token_id), text, False)
+
+
+def test_d06_a_group_of_four_wrong_answers_is_dropped_whatever_their_lengths(sampler):
+    length = SoftOverlong(10, weight=1.0)
+    data = data_of(
+        [WRONG] * 4,
+        engine=OfLengths([WRONG] * 4),
+        rewards={"correctness": Correctness(), "length": length},
+        sampling=Sampling(max_new_tokens=14),
+    )
+    batch = attach(data, sampler).rollout()
+    assert batch.rewards[:4].tolist() == pytest.approx([-1.0, -1.3, -1.6, -2.0])
+    assert batch.stats["groups/kept"] == 0
+    assert batch.stats["groups/dropped_all_wrong"] == 6
+
+
 @pytest.mark.parametrize(("kind", "dropped"), [(WRONG, "all_wrong"), (RIGHT, "all_right")])
 def test_the_filter_reads_the_verdict_and_not_the_shaped_reward(sampler, kind, dropped):
     """D06: length penalties make a group that is all wrong, or all right, look mixed."""

@@ -11,7 +11,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+from lit_reason.__main__ import main
 from lit_reason.errors import ConfigError, ConfigWarning
+from lit_reason.prediction_files import read_predictions
 from lit_reason.tasks import MathProblems, Prompts
 from lit_reason.verifier import Verifier
 from tests.conftest import ROOT, SMALL, fails, tiny
@@ -330,6 +332,38 @@ def test_repeated_problems_are_merged_in_stable_order_and_counted(tmp_path, capl
     assert "4 different problems; 87 rows repeat one" in caplog.text
     assert len(first) == 4
     assert pairs(MathProblems(path, limit=2)) == first[:2]
+
+
+def test_h01_a_hundred_copies_of_three_prompts_are_three_problems(tmp_path, caplog):
+    """As published: a list of one message, the gold nested under the reward."""
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{i}+{i}?"}],
+            "reward_model": {"ground_truth": str(2 * i), "style": "rule"},
+        }
+        for i in range(3)
+        for _ in range(100)
+    ]
+    random.Random(1).shuffle(rows)
+    path = save(tmp_path, "parquet", rows)
+    with caplog.at_level("INFO"):
+        task = MathProblems(path)
+    order = dict.fromkeys(row["prompt"][0]["content"] for row in rows)
+    assert pairs(task) == [(text, str(2 * int(text[0]))) for text in order]
+    assert "3 different problems; 297 rows repeat one" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*that the tokenizer does not know")
+def test_h02_four_problems_in_32_copies_are_four_of_two_samples(tmp_path):
+    rows = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(4) for _ in range(32)]
+    path = write(tmp_path / "p.jsonl", rows)
+    task = ["--data.val_task=MathProblems", f"--data.val_task.path={path}"]
+    sizes = [x for x in SMALL if not x.startswith("--data.val_task")]
+    main(["predict", *tiny("grpo"), *sizes, *task, "--data.val_samples=2", "--run_dir=run"])
+    rows = read_predictions([Path("run/predictions.jsonl")])
+    assert [(row["prompt_index"], row["sample"], row["gold"], row["problems"]) for row in rows] == [
+        (i, n, str(2 * i), 4) for i in range(4) for n in range(2)
+    ]
 
 
 @pytest.mark.slow

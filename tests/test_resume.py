@@ -1,6 +1,7 @@
 """Resumption: a run that was stopped or killed ends as if it had not been, bit for bit."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -274,6 +275,58 @@ def test_the_reference_stays_the_starting_policy_also_after_resumption(runs):
         assert not [k for k in checkpoint(folder, name)["state_dict"] if "reference" in k]
         updates = [row for row in rows_of(folder / name) if row.get("loss/kl")]
         assert float(updates[-1]["loss/kl"]) > 0
+
+
+def prompts_of(run_dir):
+    """Number of the rollout and tokens of the prompt of each group that a run trained on."""
+    with (Path(run_dir) / "rollouts.jsonl").open() as file:
+        rows = [json.loads(line) for line in file]
+    return [(row["rollout"], tuple(row["prompt_ids"])) for row in rows]
+
+
+RECORDED = [*tiny("grpo"), *SMALL, "--callbacks.recorder=RolloutRecorder"]
+
+
+def test_e02_a_run_that_ended_with_its_fourth_batch_goes_on_for_four_more():
+    args = [*RECORDED, "--data.rollouts_per_epoch=4", "--data.groups_per_rollout=2"]
+    fit(*args, "--trainer.max_epochs=1")
+    assert checkpoint(Path(), "run")["policy_version"] == 4
+    fit(*args, "--trainer.max_epochs=2", "--ckpt_path=last")
+    assert checkpoint(Path(), "run")["policy_version"] == 8
+    updates = [row for row in rows_of("run") if row["reward"]]
+    assert [int(float(row["rollout"])) for row in updates] == list(range(1, 9))
+
+
+@pytest.mark.filterwarnings("ignore:.*that the tokenizer does not know")
+@pytest.mark.usefixtures("own_parts")
+def test_e03_each_of_eight_prompts_comes_once_though_the_run_died_after_two_batches():
+    problems = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(8)]
+    Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    args = [x for x in RECORDED if not x.startswith("--data.task")]
+    args += ["--data.task=MathProblems", "--data.task.path=p.jsonl", "--data.groups_per_rollout=2"]
+    args.append("--trainer.max_epochs=2")
+    fit(*args, run_dir="whole")
+    with pytest.raises(SystemExit):
+        fit(*args, "--callbacks.x=callback_that_dies.Dies")
+    assert checkpoint(Path(), "run")["policy_version"] == 2
+    fit(*args, "--ckpt_path=last")
+    assert [rollout for rollout, _ in prompts_of("run")] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({prompt for _, prompt in prompts_of("run")}) == 8
+    assert prompts_of("run") == prompts_of("whole")
+
+
+def test_e08_the_reference_is_the_starting_policy_after_five_updates_and_a_resumption():
+    args = [*RECORDED, "--data.rollouts_per_epoch=5", "--data.groups_per_rollout=2"]
+    for more in ([], ["--trainer.max_epochs=2", "--ckpt_path=last"]):
+        module = run(["fit", *args, "--run_dir=run", *more]).model
+        assert_same(module.reference.state_dict(), module.backbone.actor().state_dict())
+        assert not any(p.requires_grad for p in module.reference.parameters())
+        stepped = {id(p) for o in module.trainer.optimizers for p in o.param_groups[0]["params"]}
+        assert not stepped & {id(p) for p in module.reference.parameters()}
+        assert not [k for k in checkpoint(Path(), "run")["state_dict"] if "reference" in k]
+    kl = [float(row["loss/kl"]) for row in rows_of("run") if row["loss/kl"]]
+    assert len(kl) == 10
+    assert all(x > 0 for x in kl[1:])
 
 
 @pytest.fixture
