@@ -440,8 +440,10 @@ ROW = b'{"problem": "1+1?", "answer": "2"}\n'
         ("cut.json", b"[" + ROW + b",", r"position \d+\); repair"),
         ("half.jsonl", rb'{"problem": "a\ud800b", "answer": "2"}', r"surrogate .*; write the char"),
         ("odd.parquet", b"PAR1 and no more", r"magic bytes .*; write it again"),
-        ("null.jsonl", b"null\n" + ROW, "begins with null, which is no row; leave it out"),
-        ("null.json", b"\xef\xbb\xbf \n null", "begins with null, which is no row; leave it out"),
+        ("null.jsonl", b"null\n" + ROW, "line 1 is null, which is no row; leave it out"),
+        ("null.json", b"\xef\xbb\xbf \n null", "line 2 is null, which is no row; leave it out"),
+        ("later.jsonl", ROW * 2 + b"\n null\r\n" + ROW, "line 4 is null"),
+        ("last.jsonl", ROW + b"null", "line 2 is null"),
         ("wide.jsonl", ROW.decode().encode("utf-16"), "no text in UTF-8; save it as UTF-8"),
         ("wide.csv", "problem,answer\n1+1?,2\n".encode("utf-16-be"), "; save it as UTF-8"),
         ("nul.jsonl", b"\0\0" + ROW, "; save it as UTF-8"),
@@ -470,7 +472,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path, name, content
     folder = tmp_path / "problems"
     folder.mkdir()
     (folder / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"^task\.path={folder}: {name}: (begins|its first)"):
+    with pytest.raises(ConfigError, match=rf"^task\.path={folder}: {name}: (line 1|its first)"):
         MathProblems(str(folder))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import mmap
 import re
 import warnings
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def _check_text(file: Path, path: str) -> None:
         path: The data set, for messages.
 
     Raises:
-        ConfigError: It is not in UTF-8, begins with null, or has rows that are longer than its
+        ConfigError: It is not in UTF-8, has null for a row, or has rows that are longer than its
             header.
     """
     kind = _KINDS[file.suffix]
@@ -129,8 +130,8 @@ def _check_text(file: Path, path: str) -> None:
         text = head.removeprefix(codecs.BOM_UTF8).lstrip()
         while not text and (more := content.read(1 << 16)):
             text = more.lstrip()
-    if kind == "json" and text.startswith(b"null"):
-        raise ConfigError(f"{where}: begins with null, which is no row; leave it out")
+    if kind == "json" and text and (line := _line_of_null(file)):
+        raise ConfigError(f"{where}: line {line} is null, which is no row; leave it out")
     if kind == "csv" and text:
         import pandas
 
@@ -141,6 +142,21 @@ def _check_text(file: Path, path: str) -> None:
                 f"{where}: its first row has more fields than its header names; name every column, "
                 "and quote a field that holds a comma"
             )
+
+
+_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(null)")
+# a text holds no line break: what begins a line after the end of a row is a row
+_NULL_LATER = re.compile(rb"\}[ \t\r]*\n\s*(null)")
+
+
+def _line_of_null(file: Path) -> int | None:
+    """Number of the first line that is null instead of a row: pyarrow may end the process at it."""
+    with (
+        file.open("rb") as content,
+        mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
+        found = _NULL_FIRST.match(text) or _NULL_LATER.search(text)
+        return text[: found.start(1)].count(b"\n") + 1 if found else None
 
 
 def _is_blank(file: Path) -> bool:
