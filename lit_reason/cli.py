@@ -48,6 +48,7 @@ from lit_reason.checkpoints import Checkpoints, standard_checkpoints
 from lit_reason.checks import check_sizes, warn_of_demonstrations, warn_of_frozen_policy
 from lit_reason.cold_start import ColdStart, Demonstrations
 from lit_reason.data import RolloutDataModule
+from lit_reason.dropped import drop_arguments, warn_of_dropped
 from lit_reason.dry_run import Stopwatch, report
 from lit_reason.engines import VLLMEngine, VLLMServer  # noqa: F401
 from lit_reason.errors import (
@@ -113,7 +114,6 @@ from lit_reason.trainer_checks import (
     check_seed,
     check_strategy,
     usable_threads,
-    warn_of_dropped_rates,
     warn_of_unused,
 )
 
@@ -123,18 +123,7 @@ COLD_START: Sections = {"model": ColdStart, "data": Demonstrations}
 LIGHTNING = Path(lightning.__file__).parent
 
 
-def drop_arguments(_: Any, former: Any, new: Any) -> None:
-    """Takes the arguments of a class away where another one is named.
-
-    The parser would keep those that the new class takes too, among them defaults that nobody set.
-    """
-    if former and "init_args" in former and former["class_path"] != new["class_path"]:
-        arguments = former["init_args"]
-        (arguments if isinstance(arguments, dict) else vars(arguments)).clear()
-
-
 _typehints.discard_init_args_on_class_path_change = drop_arguments
-
 # the default of `Timer.interval` is an enum although its type is a string
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, x: dumper.represent_data(x.value))
 
@@ -336,7 +325,7 @@ class ReasonCLI(LightningCLI):
             torch.set_num_threads(usable_threads(config.threads))
         check_precision(config.trainer)
         check_numbers(config.trainer)
-        warn_of_dropped_rates(config.model, settings(ReasonParser.arguments))
+        warn_of_dropped(config.as_dict(), ReasonParser.arguments)
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
             check_strategy(config.trainer)
@@ -564,7 +553,7 @@ def run(args: list[str]) -> LightningCLI:
         with stopping_at_once():
             read_configs(args)
             given = settings(args)
-            with renaming_warnings(lambda text, place: full_key(text, given, place)):
+            with renaming_warnings(lambda text, at: masked(full_key(text, given, at), given)):
                 return build(args)
     except BaseException as error:
         if stopped := stop_in(error):

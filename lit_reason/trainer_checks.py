@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
 from lit_reason.explain import PRECISIONS
-from lit_reason.given import same_value
 from lit_reason.run_dir import newest_checkpoint, typed
 from lit_reason.sharding import FSDP2, NAME
 
@@ -307,26 +306,3 @@ def _check_last(run_dir: str | None) -> None:
     if newest is not None:
         what, hint = "last.ckpt", f"the newest is --ckpt_path={typed(newest)}"
     raise ConfigError(f"ckpt_path=last: run_dir={run_dir} holds no {what}; {hint}")
-
-
-def warn_of_dropped_rates(model: Any, given: Sequence[tuple[str, str]]) -> None:
-    """Warns of learning rates that went with the class they were given for.
-
-    Args:
-        model: The section of the configuration.
-        given: Every (key, value) that the user gave, in order.
-    """
-    last = {key.replace(".init_args.", "."): value for key, value in given}
-    for name in ("actor_optimizer", "critic_optimizer", "optimizer"):
-        stated = last.get(f"model.{name}.lr")
-        arguments = getattr(model.get(name), "init_args", None)
-        if stated is None or arguments is None:
-            continue
-        present = arguments.get("lr")
-        if not same_value(stated, str(present)):
-            warnings.warn(
-                f"model.{name}.lr={stated}: was given for another class and does not apply, it is "
-                f"{present}; give it after the class",
-                ConfigWarning,
-                stacklevel=1,
-            )

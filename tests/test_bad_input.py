@@ -443,7 +443,7 @@ STEPS = {  # of optimizers that take no such tensors, or no such arguments
 
 @pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
 @pytest.mark.parametrize("flag", STEPS)
-@pytest.mark.filterwarnings("ignore:.*was given for another class")
+@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
 def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
     key = "model.actor_optimizer" if subcommand == "fit" else "model.optimizer"
     cold = [config("cold_start.yaml"), "--model.scheduler=null"]
@@ -454,7 +454,7 @@ def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
 
 
 @pytest.mark.parametrize("network", ["actor", "critic"])
-@pytest.mark.filterwarnings("ignore:.*was given for another class")
+@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
 def test_an_optimizer_that_climbs_the_loss_is_refused(network, capsys):
     flag = f"--model.{network}_optimizer"
     line = fails(capsys, "fit", *VAPO, f"{flag}=torch.optim.AdamW", f"{flag}.maximize=true")
@@ -812,7 +812,7 @@ AT_ONCE = "--trainer.num_sanity_val_steps=0"  # without an evaluation before tra
 
 
 @pytest.mark.parametrize(("flag", "message"), PARTS, ids=[flag for flag, _ in PARTS])
-@pytest.mark.filterwarnings("ignore:.*was given for another class")
+@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
 def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
     flag, message, capsys, monkeypatch, tmp_path
 ):
@@ -1034,7 +1034,7 @@ def test_bounds_may_be_infinite():
 
 
 @pytest.mark.parametrize(("name", "flag", "message"), SLOTS, ids=[flag for _, flag, _ in SLOTS])
-@pytest.mark.filterwarnings("ignore:.*was given for another class")
+@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
 def test_what_cannot_do_its_work_is_refused(name, flag, message, capsys):
     flags = [flag] if "{" in flag else flag.split()
     line = fails(capsys, "fit", *tiny(name), *SMALL, *flags)

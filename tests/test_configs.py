@@ -10,7 +10,6 @@ import yaml
 
 from lit_reason.__main__ import main
 from lit_reason.cli import run
-from lit_reason.errors import ConfigWarning
 from lit_reason.rollout import Sampling
 from tests.conftest import CONFIGS, SMALL, config, fit, tiny
 
@@ -190,12 +189,35 @@ def test_the_cold_start_runs_through_the_same_entry_point(tmp_path):
     assert train_rows(fit(*arguments("grpo"), backbone))
 
 
-def test_a_learning_rate_that_went_with_its_class_is_warned_of():
-    flags = ["--model.actor_optimizer.lr=1e-4", "--model.actor_optimizer=torch.optim.SGD"]
-    with pytest.warns(ConfigWarning, match=r"model\.actor_optimizer\.lr=1e-4: was given for anoth"):
-        fit(*tiny("grpo"), *SMALL, *flags)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ConfigWarning)
-        fit(*tiny("grpo"), *SMALL, *flags[::-1], run_dir="other")
-        inner = "--model.actor_optimizer.init_args.lr=1e-4"
-        fit(*tiny("grpo"), *SMALL, flags[1], inner, run_dir="inner")
+def warned(*args):
+    """What is said of arguments that do not apply, while a run is configured."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", *tiny("grpo"), *SMALL, *args, "--dry_run=true"])
+    return [str(w.message) for w in caught if "does not apply" in str(w.message)]
+
+
+def test_arguments_that_went_with_their_class_are_warned_of():
+    sgd = "--model.actor_optimizer=torch.optim.SGD"
+    rate, nesterov = "--model.actor_optimizer.lr=1e-4", "--model.actor_optimizer.betas=[0.9, 0.95]"
+    (said,) = warned(rate, sgd)
+    assert said == (
+        "model.actor_optimizer.lr=1e-4: was given before model.actor_optimizer=torch.optim.SGD and "
+        "does not apply, it is 0.001; give it after the class, or leave it out"
+    )
+    (rate_line, betas_line) = warned(rate, nesterov, sgd)
+    assert betas_line == (
+        "model.actor_optimizer.betas=[0.9, 0.95]: was given before model.actor_optimizer="
+        "torch.optim.SGD and does not apply; give it after the class, or leave it out"
+    )
+    assert rate_line == said
+
+
+def test_arguments_that_apply_are_not_warned_of():
+    adam = "--model.actor_optimizer=torch.optim.AdamW"
+    inner = "--model.actor_optimizer.init_args.lr=1e-4"
+    betas = "--model.actor_optimizer.betas=[0.9,0.950]"
+    sgd = "--model.actor_optimizer=torch.optim.SGD"
+    assert warned(betas, adam, "--model.actor_optimizer.amsgrad=TRUE") == []
+    assert warned(sgd, inner, "--model.actor_optimizer.dampening=0", sgd) == []
