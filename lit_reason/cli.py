@@ -8,29 +8,25 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import traceback
 import warnings
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NoReturn, Optional, Union
 
-import lightning
 import torch
 import yaml
 from jsonargparse import _typehints
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar, Timer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import (
-    CSVLogger,
     Logger,
     TensorBoardLogger,  # noqa: F401
     WandbLogger,  # noqa: F401
 )
 from lightning.pytorch.plugins.io import CheckpointIO
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
@@ -61,7 +57,7 @@ from lit_reason.errors import (
     renaming_warnings,
     users_mistake,
 )
-from lit_reason.explain import explain, import_fault, nested_reason, parameters
+from lit_reason.explain import explain, import_fault, parameters
 from lit_reason.given import (
     FAMILIES,
     check_local,
@@ -74,33 +70,23 @@ from lit_reason.given import (
     settings,
 )
 from lit_reason.lists import as_list
-from lit_reason.loggers import MetricsFile, write_row_in_advance
+from lit_reason.loggers import MetricsFile
 from lit_reason.lora import LoRA  # noqa: F401
 from lit_reason.mappings import check_forms
 from lit_reason.module import ReasonModule
 from lit_reason.nulls import check_nulls, without_dropped
-from lit_reason.origin import warn_of_reference
-from lit_reason.overrides import (
-    Changes,
-    apply_changes,
-    changed_schedules,
-    changes,
-    check_changes,
-    check_state,
-)
 from lit_reason.peers import PeerWatch, ended_peer
+from lit_reason.reasons import reason_of
+from lit_reason.record_config import RecordConfig
 from lit_reason.recorded import Recorded  # noqa: F401
-from lit_reason.restored import batches
-from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import (
     check_copy,
     choose_run_dir,
     chosen_run_dir,
-    claim,
     give_back,
     newest_checkpoint,
 )
-from lit_reason.secrecy import masked, without_secrets
+from lit_reason.secrecy import masked
 from lit_reason.stopping import StopSignals, stop_in, stopping_at_once
 from lit_reason.trainer_checks import (
     check_callbacks,
@@ -120,7 +106,6 @@ from lit_reason.trainer_checks import (
 Sections = dict[str, type]
 REASON: Sections = {"model": ReasonModule, "data": RolloutDataModule}
 COLD_START: Sections = {"model": ColdStart, "data": Demonstrations}
-LIGHTNING = Path(lightning.__file__).parent
 
 
 _typehints.discard_init_args_on_class_path_change = drop_arguments
@@ -160,94 +145,6 @@ class ReasonTrainer(Trainer):
         """Rollouts of a `ReasonModule`; steps of all optimizers in a cold start."""
         module = self.strategy.lightning_module
         return module.policy_version if isinstance(module, ReasonModule) else super().global_step
-
-
-class RecordConfig(SaveConfigCallback):
-    """Writes `RUN_DIR/config.yaml` and gives the configuration to loggers that take one."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
-        self.changed: Changes = {}
-        self.compared = False  # with the configuration of the run that is continued
-        self.begun = False
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: a run that is refused in set-up must not leave a file behind."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The configuration, with which a run that continues compares its own."""
-        return {"config": self.text}
-
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Writes what a run that continues will not log again, before the checkpoint is there."""
-        write_row_in_advance(trainer)
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Finds what differs from the run that wrote the checkpoint, and refuses what cannot be."""
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        own = checkpoint["callbacks"].get(self.state_key)
-        recorded = own.get("config") if isinstance(own, dict) else None
-        if isinstance(recorded, str):
-            self.changed, self.compared = changes(recorded, self.text), True
-            check_changes(self.changed)
-        states = checkpoint["optimizer_states"]
-        warn_of_reference(checkpoint, getattr(pl_module, "origin", {}))
-        settle_groups(pl_module, states)
-        check_state(pl_module, states, self.changed)
-        anew = changed_schedules(pl_module, self.changed)
-        settle_schedules(pl_module, checkpoint["lr_schedulers"], batches(checkpoint), anew)
-
-    @cached_property
-    def text(self) -> str:
-        """The configuration as YAML, which every checkpoint holds, without secrets."""
-        return without_secrets(self.parser.dump(self.config, skip_none=False))
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Claims the folder of a run that starts anew."""
-        if not trainer.ckpt_path:
-            self._begin(trainer, pl_module)
-
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the configuration of a run that continues, once everything is restored."""
-        self._begin(trainer, pl_module)
-
-    on_fit_end = on_sanity_check_start  # of a run with nothing left to train
-
-    @rank_zero_only
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the configuration once, and says what changed in it."""
-        if self.begun:
-            return
-        self.begun = True
-        if trainer.ckpt_path and not self.compared:
-            warnings.warn(
-                f"ckpt_path={trainer.ckpt_path}: does not say with which configuration it was "
-                "written, so nothing tells what has changed; compare with RUN_DIR/config.yaml",
-                ConfigWarning,
-                stacklevel=1,
-            )
-        self.save_config(trainer, pl_module, "fit")
-        for key, (old, new) in self.changed.items():
-            print(printable(f"changed on resuming: {key}={new}, was {old}"))
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes changed settings of optimizers and schedules apply."""
-        self._begin(trainer, pl_module)
-        if self.changed:
-            apply_changes(pl_module, self.changed)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Writes the file and tells the loggers."""
-        text = self.text
-        claim(trainer.default_root_dir, text, resumed=bool(trainer.ckpt_path))
-        for logger in trainer.loggers:
-            if not isinstance(logger, CSVLogger):
-                logger.log_hyperparams(yaml.safe_load(text))
 
 
 class ReasonCLI(LightningCLI):
@@ -569,62 +466,6 @@ def run(args: list[str]) -> LightningCLI:
         raise SystemExit(2) from None
     finally:
         give_back()
-
-
-def in_constructor(error: BaseException) -> str | None:
-    """`users_mistake` of what the parser caught while it built a class of the user's."""
-    chain: list[BaseException] = [error]
-    while nearer := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(nearer)
-    return next((line for e in reversed(chain) if (line := users_mistake(e))), None)
-
-
-def reason_of(error: BaseException) -> str | None:
-    """The one line to show for an exception; `None` for one that deserves its traceback.
-
-    An exit that code of the user's asked for has one too: it is no end of a run, whatever its
-    status.
-    """
-    if isinstance(error, ConfigError | FloatingPointError):
-        return str(error)
-    if (mistake := users_mistake(error)) or not isinstance(error, Exception):  # as after --help
-        return mistake
-    if fault := _checkpoint_fault(error):
-        return fault
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, MisconfigurationException | ValueError | TypeError):
-        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        if Path(raised_in).is_relative_to(LIGHTNING):
-            return f"trainer: {str(error).strip().splitlines()[0]}"
-    if not isinstance(error, ValueError) or (nested := nested_reason(str(error))) is None:
-        return None
-    return in_constructor(error) or nested
-
-
-def _checkpoint_fault(error: Exception) -> str | None:
-    """Why a checkpoint was not made or not taken; `None` if it was neither."""
-    frames = traceback.extract_tb(error.__traceback__)
-    functions = {f.name for f in frames if Path(f.filename).name == "checkpoint_connector.py"}
-    if "dump_checkpoint" in functions and isinstance(error, AttributeError | TypeError):
-        return f"trainer: a part has a state that no checkpoint holds ({error}); choose another"
-    return _misfit(error) if functions else None
-
-
-def _misfit(error: Exception) -> str:
-    """Why a run cannot continue from a checkpoint."""
-    reason = next(iter(str(error).strip().splitlines()), "")
-    if "max_epochs" in reason:
-        return f"trainer.max_epochs: {reason} Raise it to continue"
-    if not isinstance(error, RuntimeError):  # which torch raises where weights do not fit
-        return (
-            f"ckpt_path: is damaged, or no checkpoint of a run ({type(error).__name__}: "
-            f"{reason:.120}); take another of RUN_DIR/checkpoints"
-        )
-    return (
-        f"ckpt_path: does not fit this configuration ({reason}); give the configuration it was "
-        "written with, RUN_DIR/config.yaml"
-    )
 
 
 def quiet_lightning() -> None:

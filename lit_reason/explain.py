@@ -375,6 +375,7 @@ def _named_classes(hint: Any) -> list[type]:
         "lit_reason.checkpoints",
         "lit_reason.loggers",
         "lit_reason.peers",
+        "lit_reason.record_config",
         "lit_reason.stopping",
         "lightning.pytorch.loggers.logger",
     )
