@@ -309,6 +309,7 @@ SHARED = [  # settings that both tasks of an overlay have
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize(("overlay", "flags", "message"), SHARED, ids=[f for _, f, _ in SHARED])
 def test_of_two_parts_with_equal_settings_the_one_at_fault_is_named(
@@ -327,6 +328,7 @@ def test_of_two_parts_with_equal_settings_the_one_at_fault_is_named(
     assert re.match(f"error: {message}", line), line
 
 
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
 @pytest.mark.filterwarnings("ignore:model.backbone")  # plain prompts have other characters
 @pytest.mark.parametrize("key", ["task", "val_task"])
 def test_the_task_with_chat_messages_that_no_template_renders_is_named(key, capsys):
@@ -443,7 +445,7 @@ STEPS = {  # of optimizers that take no such tensors, or no such arguments
 
 @pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
 @pytest.mark.parametrize("flag", STEPS)
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
     key = "model.actor_optimizer" if subcommand == "fit" else "model.optimizer"
     cold = [config("cold_start.yaml"), "--model.scheduler=null"]
@@ -454,7 +456,7 @@ def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
 
 
 @pytest.mark.parametrize("network", ["actor", "critic"])
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_an_optimizer_that_climbs_the_loss_is_refused(network, capsys):
     flag = f"--model.{network}_optimizer"
     line = fails(capsys, "fit", *VAPO, f"{flag}=torch.optim.AdamW", f"{flag}.maximize=true")
@@ -812,7 +814,7 @@ AT_ONCE = "--trainer.num_sanity_val_steps=0"  # without an evaluation before tra
 
 
 @pytest.mark.parametrize(("flag", "message"), PARTS, ids=[flag for flag, _ in PARTS])
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_a_mistake_in_a_users_own_part_is_one_line_with_its_place(
     flag, message, capsys, monkeypatch, tmp_path
 ):
@@ -1034,7 +1036,7 @@ def test_bounds_may_be_infinite():
 
 
 @pytest.mark.parametrize(("name", "flag", "message"), SLOTS, ids=[flag for _, flag, _ in SLOTS])
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_what_cannot_do_its_work_is_refused(name, flag, message, capsys):
     flags = [flag] if "{" in flag else flag.split()
     line = fails(capsys, "fit", *tiny(name), *SMALL, *flags)

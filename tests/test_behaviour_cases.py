@@ -124,6 +124,7 @@ def test_h05_an_unknown_source_is_a_name_and_the_scorer_the_same_for_all(source)
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
 def test_h05_accuracy_is_shown_for_each_source():
     """Of rows with a name and with an empty one, all scored by the same task."""
     rows = [{"problem": f"{i}+1=", "answer": str(i + 1), "data_source": ""} for i in range(3)]

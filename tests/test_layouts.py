@@ -476,6 +476,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path, name, content
         MathProblems(str(folder))
 
 
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
 @pytest.mark.parametrize("task", ["MathProblems", "lit_reason.tasks.Prompts"])
 def test_an_address_is_no_data_set_and_its_password_is_not_told(task, capsys):
     address = "https://user:pw1234@127.0.0.1:9/x"

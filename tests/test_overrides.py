@@ -277,7 +277,7 @@ SHARED = [*tiny("ppo"), *SMALL, "--data.rollouts_per_epoch=1", "--model.actor_op
 OWN = ["--model.critic_optimizer=torch.optim.AdamW", "--model.critic_optimizer.lr=1e-2"]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_an_optimizer_of_the_critics_own_goes_on_from_the_moments_of_a_shared_one(capsys):
     steps = []
     for epochs, own, rate in [(1, [], 1e-3), (2, OWN, 1e-2), (3, [], 1e-3)]:

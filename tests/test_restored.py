@@ -426,7 +426,7 @@ def test_a_checkpoint_that_was_cut_off_is_said_to_be(copied, capsys):
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_another_optimizer_does_not_matter_to_an_evaluation(copied):
     run(["validate", *GRPO[:-1], "--model.actor_optimizer=SGD", f"--ckpt_path={copied}"])
 

@@ -165,6 +165,7 @@ def test_a_column_that_the_task_does_not_have_is_missed_at_set_up():
         term.check(PlanCount(), "data.val_task")
 
 
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
 @pytest.mark.parametrize("short", ["task", "val_task"])
 def test_a_column_that_one_of_the_tasks_does_not_have_is_missed_before_anything_runs(capsys, short):
     (Path("columns.py")).write_text(

@@ -177,7 +177,7 @@ def test_the_first_ratio_is_exactly_one_in_bfloat16(backbone):
     assert stats["policy/clip_fraction_low"] == stats["policy/clip_fraction_high"] == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*does not apply, it is")
+@pytest.mark.filterwarnings("ignore:.*does not apply")
 def test_the_first_mini_batch_of_a_run_has_ratio_one(monkeypatch):
     """Through the trainer, two mini-batches of ragged micro-batches: old and new are scored alike.
 
