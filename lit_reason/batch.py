@@ -88,6 +88,7 @@ class Group:
         terms: The outcome terms one by one, for the log; `None` where a term gave no value.
         scored: Whether a reward term gave the response a value. One without does not train, and
             its group is judged without it. Empty stands for all.
+        nonfinite: The responses to which a term gave nan or infinity, which leaves them unscored.
     """
 
     prompt: Prompt
@@ -98,6 +99,7 @@ class Group:
     token_rewards: list[list[float | None]] | None = None
     terms: dict[str, list[float | None]] = field(default_factory=dict)
     scored: list[bool] = field(default_factory=list)
+    nonfinite: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.scored = self.scored or [True] * len(self.responses)

@@ -29,7 +29,7 @@ from lit_reason.errors import (
 )
 from lit_reason.filters import GroupFilter
 from lit_reason.forms import require_tensor
-from lit_reason.judge import judge, require_verdicts, reward, verdict_shares
+from lit_reason.judge import judge, nonfinite_share, require_verdicts, reward, verdict_shares
 from lit_reason.loaders import EvaluationLoader, RolloutLoader
 from lit_reason.restored import count
 from lit_reason.rewards import Reward
@@ -136,6 +136,7 @@ class RolloutDataModule(LightningDataModule):
         self.remove_overlap, self.max_prompt_length = remove_overlap, max_prompt_length
         self.seed = seed
         self._silent: set[str] = set()  # reward terms that were warned of
+        self._broken: set[str] = set()
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
@@ -155,8 +156,8 @@ class RolloutDataModule(LightningDataModule):
                 "data.rewards: no term is left; add one, for example "
                 "--data.rewards.correctness=Correctness"
             )
-        if "unscored" in self.rewards:
-            raise ConfigError("data.rewards.unscored: a metric has this name; choose another")
+        for name in {"unscored", "nonfinite"} & self.rewards.keys():
+            raise ConfigError(f"data.rewards.{name}: a metric has this name; choose another")
         comparing: dict[str, object] = {
             f"data.rewards.{k}": term for k, term in self.rewards.items() if term.compares_group
         }
@@ -348,6 +349,7 @@ class RolloutDataModule(LightningDataModule):
         batch.stats = {
             **self._terms([*kept, *filled]),
             **verdict_shares([*kept, *surplus, *dropped], self.task),
+            "reward/nonfinite": nonfinite_share([*kept, *surplus, *dropped]),
             **self._statistics(kept, dropped, rounds, len(filled), len(surplus)),
             "time/rollout": time.perf_counter() - started,
         }
@@ -390,6 +392,18 @@ class RolloutDataModule(LightningDataModule):
             ConfigWarning,
             stacklevel=2,
         )
+
+    def _warn_of_nonfinite(self, groups: list[Group]) -> None:
+        for name in {name for group in groups for name in group.nonfinite} - self._broken:
+            self._broken.add(name)
+            count = sum(len(group.nonfinite.get(name, ())) for group in groups)
+            warnings.warn(
+                f"data.rewards.{name}={self.rewards[name].called}: returned nan or infinity for "
+                f"{count} responses, which do not train; reward/nonfinite counts them, and "
+                "model.update.max_nonfinite rollouts in a row with some stop the run",
+                ConfigWarning,
+                stacklevel=2,
+            )
 
     def _statistics(
         self, kept: list[Group], dropped: list[Group], rounds: int, filled: int, surplus: int
@@ -435,10 +449,12 @@ class RolloutDataModule(LightningDataModule):
         enter_stage(self.trainer, "scoring")
         key = "data.task" if task is self.task else "data.val_task"
         verdicts = judge([prompt for prompt, _ in prompts], responses, task, key)
-        return [
+        groups = [
             reward(prompt, ids, answers, judged, rewards)
             for (prompt, ids), answers, judged in zip(prompts, responses, verdicts, strict=True)
         ]
+        self._warn_of_nonfinite(groups)
+        return groups
 
     def _next_prompts(self) -> list[tuple[Prompt, list[int]]]:
         """The next prompts of this rank's share, in a new order each pass."""

@@ -1,4 +1,4 @@
-"""Stops a run that has become non-finite."""
+"""Stops a run that has become non-finite: its losses, gradients or rewards."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_reason.batch import Experience
+from lit_reason.batch import Experience, RolloutBatch
 from lit_reason.errors import ConfigError
 from lit_reason.files import save_tensors
 from lit_reason.restored import CHANGED, count
 
 
 class NonFiniteGuard:
-    """Stops a run whose losses or gradients stay non-finite, and keeps what led there.
+    """Stops a run whose losses, gradients or rewards stay non-finite, and keeps what led there.
 
     Args:
-        limit: Steps of one network in a row; `None` never stops.
+        limit: Steps of one network, or rollouts with such rewards, in a row; `None` never stops.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -58,23 +58,48 @@ class NonFiniteGuard:
         bad = stats.get(f"update/nonfinite_{network}")
         if bad is None:  # nothing was computed
             return
-        in_a_row = self.in_a_row.get(network, 0) + 1 if bad else 0
-        self.in_a_row[network] = in_a_row
-        if self.limit is None or in_a_row < self.limit:
+        if not (in_a_row := self._reached(network, bool(bad))):
             return
         chosen = rows.to(experience.advantages.device)
         # slices for the update keep the texts of the whole rollout
         minibatch = replace(experience[chosen], rollout=experience.rollout[chosen])
-        saved = {"network": network, "stats": stats, "rows": rows, **_tensors(minibatch)}
-        where = f"is in {path}"
-        try:
-            save_tensors(saved, path)
-        except OSError as error:  # must not hide why the run ends
-            where = f"is lost, {path}: {error.strerror}"
+        where = _keep({"network": network, "stats": stats, "rows": rows}, minibatch, path)
         raise FloatingPointError(
             f"loss or gradient of the {network} not finite in {in_a_row} optimizer steps in a "
             f"row; the last mini-batch {where} (model.update.max_nonfinite={self.limit})"
         )
+
+    def observe_rewards(self, bad: bool, rollout: RolloutBatch, path: Path) -> None:
+        """Counts one rollout.
+
+        Args:
+            bad: A reward term gave nan or infinity to some of its responses, on some rank.
+            rollout: The rollout, without rewards for them.
+            path: Where to save it.
+
+        Raises:
+            FloatingPointError: The limit is reached.
+        """
+        if in_a_row := self._reached("rewards", bad):
+            where = _keep({"network": "rewards"}, rollout, path)
+            raise FloatingPointError(
+                f"data.rewards: nan or infinity in {in_a_row} rollouts in a row; the last one "
+                f"{where} (model.update.max_nonfinite={self.limit})"
+            )
+
+    def _reached(self, what: str, bad: bool) -> int:
+        """How many in a row, 0 below the limit."""
+        count = self.in_a_row[what] = self.in_a_row.get(what, 0) + 1 if bad else 0
+        return count if self.limit is not None and count >= self.limit else 0
+
+
+def _keep(about: dict[str, Any], batch: Any, path: Path) -> str:
+    """Saves what led to the end of a run; says where it is, or why it is not."""
+    try:
+        save_tensors({**about, **_tensors(batch)}, path)
+    except OSError as error:  # must not hide why the run ends
+        return f"is lost, {path}: {error.strerror}"
+    return f"is in {path}"
 
 
 def _tensors(batch: Any) -> dict[str, Any]:

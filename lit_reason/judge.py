@@ -80,6 +80,12 @@ def verdict_shares(groups: Sequence[Group], task: Task) -> dict[str, float]:
     return {f"verify/{status}": statuses.count(status) / len(statuses) for status in told}
 
 
+def nonfinite_share(groups: Sequence[Group]) -> float:
+    """Share of the responses to which a reward term gave nan or infinity."""
+    broken = sum(len(set().union(*group.nonfinite.values())) for group in groups)
+    return broken / sum(len(group.responses) for group in groups)
+
+
 def reward(
     prompt: Prompt,
     prompt_ids: list[int],
@@ -90,11 +96,12 @@ def reward(
     """A group with the sum of its weighted reward terms.
 
     A term may return `None` for a response; the sum is then that of the other terms. A response
-    that no term, or not every `required` one, gives a value is unscored.
+    that no term, or not every `required` one, gives a value is unscored, and so is one to which a
+    term gives nan or infinity.
 
     Raises:
         ConfigError: A reward term raised, or returned the wrong number of values, or one that is
-            not finite.
+            no number, or too large.
     """
     group = Group(prompt, prompt_ids, responses, verdicts, [0.0] * len(responses))
     outcomes: list[list[float | None]] = []
@@ -104,14 +111,18 @@ def reward(
             where = f"data.rewards.{name}: {term.called}"
             values = _listed(where, values, len(responses), f"{len(responses)} responses")
             if term.per_token:
-                group.terms[name] = _add_token_rewards(group, where, term.weight, values)
-                continue
-            group.terms[name] = [
-                None if v is None else _number(where, v, term.weight) for v in values
-            ]
-        outcomes.append(group.terms[name])
+                numbers = _add_token_rewards(group, where, term.weight, values)
+            else:
+                numbers = [None if v is None else _number(where, v, term.weight) for v in values]
+        if broken := {i for i, v in enumerate(numbers) if v is not None and math.isnan(v)}:
+            group.nonfinite[name] = broken
+        group.terms[name] = [None if i in broken else v for i, v in enumerate(numbers)]
+        if not term.per_token:
+            outcomes.append(group.terms[name])
     if outcomes:
         _sum_outcomes(group, outcomes)
+    for rows in group.nonfinite.values():
+        _leave_unscored(group, [i in rows for i in range(len(responses))])
     for name in (name for name, term in rewards.items() if term.required and not term.per_token):
         _leave_unscored(group, [value is None for value in group.terms[name]])
     return group
@@ -154,11 +165,14 @@ def _listed(where: str, values: Any, count: int, what: str) -> list[Any]:
 
 
 def _number(where: str, value: Any, weight: float) -> float:
+    """The value of a term, weighted; nan where it is infinite too."""
     try:
         # float would read a text, and drop a part of a complex number
         if isinstance(value, str | bytes) or "complex" in str(getattr(value, "dtype", "")):
             raise TypeError
-        number = weight * float(value)
+        if not math.isfinite(number := float(value)):
+            return math.nan
+        number *= weight
     except OverflowError:  # of an integer that no float can hold
         number = math.inf
     except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor of several
@@ -168,8 +182,8 @@ def _number(where: str, value: Any, weight: float) -> float:
         ) from error
     if not abs(number) < LARGEST:
         raise ConfigError(
-            f"{where} returned {number}; rewards must be finite, and below {LARGEST:.0e} in size; "
-            "scale it down, or return None where it has nothing to say"
+            f"{where} returned {number}; rewards must be below {LARGEST:.0e} in size; scale it "
+            "down, or return None where it has nothing to say"
         )
     return number
 
@@ -185,14 +199,15 @@ def _shown(value: Any) -> str:
 def _add_token_rewards(
     group: Group, where: str, weight: float, values: list[Any]
 ) -> list[float | None]:
-    """Adds a term to the tokens' rewards; returns its sum over each response."""
+    """Adds a term to the tokens' rewards; returns its sum over each response, nan if one is."""
     rows = group.token_rewards or [[None] * r.length for r in group.responses]
     totals: list[float | None] = []
     for row, added, response in zip(rows, values, group.responses, strict=True):
         added = _listed(where, added, response.length, f"a response of {response.length} tokens")
         given = {t: _number(where, v, weight) for t, v in enumerate(added) if v is not None}
-        for t, value in given.items():
-            row[t] = (row[t] or 0.0) + value
         totals.append(sum(given.values()))
+        if not any(map(math.isnan, given.values())):
+            for t, value in given.items():
+                row[t] = (row[t] or 0.0) + value
     group.token_rewards = rows
     return totals

@@ -43,8 +43,9 @@ class Update:
         critic_epochs: Passes of the critic; null takes `epochs`.
         critic_minibatch_size: Responses per optimizer step of the critic; null takes
             `minibatch_size`.
-        max_nonfinite: Optimizer steps in a row with a loss or gradient that is not finite after
-            which the run stops and saves the mini-batch; null never stops. Such a step is skipped.
+        max_nonfinite: Optimizer steps in a row with a loss or gradient that is not finite, or
+            rollouts in a row with such a reward, after which the run stops and saves the mini-batch
+            or rollout; null never stops. Such a step is skipped, such a response does not train.
     """
 
     epochs: int = 1

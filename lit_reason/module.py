@@ -276,6 +276,7 @@ class ReasonModule(LightningModule):
         if self.phase not in ("joint", "value_warmup"):
             raise ConfigError(f"callbacks: phase={self.phase!r}: choose joint or value_warmup")
         rollout.check()
+        self._observe_rewards(rollout)
         generator = torch.Generator().manual_seed(self.policy_version)
         first = self._partition(rollout, "actor", generator)
         enter_stage(self.trainer, "scoring")
@@ -342,9 +343,15 @@ class ReasonModule(LightningModule):
                     stats.append(step)
         return stats
 
+    def _observe_rewards(self, rollout: RolloutBatch) -> None:
+        """Counts a rollout with rewards that are not finite, on whichever rank."""
+        bad = torch.tensor(rollout.stats.get("reward/nonfinite", 0.0), device=self.device)
+        total = bad if self.reduce is None else self.reduce(bad)
+        self.guard.observe_rewards(bool(total > 0), rollout, self._dump)
+
     @property
     def _dump(self) -> Path:
-        """Where this rank saves a mini-batch that stops the run."""
+        """Where this rank saves a mini-batch, or a rollout, that stops the run."""
         return Path(self.trainer.default_root_dir, f"nonfinite_rank{self.trainer.global_rank}.pt")
 
     def learners(self) -> dict[str, Learner]:

@@ -68,6 +68,57 @@ def test_losses_that_stay_so_stop_the_run_and_leave_the_batch(capsys):
     assert len(saved["rollout"]["texts"]) == 8  # one mini-batch
 
 
+SPOILT = """
+from lit_reason.rewards import Correctness
+
+class Spoilt(Correctness):
+    def __init__(self, rollouts: int = 1):
+        super().__init__()
+        self.rollouts = rollouts
+
+    def bind(self, module):
+        self.module = module
+
+    def __call__(self, prompt, responses, verdicts):
+        values = super().__call__(prompt, responses, verdicts)
+        if self.module.trainer.training and 1 <= self.module.policy_version <= self.rollouts:
+            values[0], values[1] = float("nan"), float("inf")
+        return values
+"""
+
+
+def spoilt(*args):
+    Path("spoilt.py").write_text(SPOILT)
+    sys.modules.pop("spoilt", None)
+    return [*tiny("grpo"), *SMALL, "--data.rewards.correctness=spoilt.Spoilt", *args]
+
+
+def test_rewards_that_are_not_finite_are_left_out_and_counted():
+    with pytest.warns(
+        ConfigWarning, match=r"data\.rewards\.correctness=Spoilt: returned nan or inf"
+    ):
+        rows = rows_of(fit(*spoilt("--data.rollouts_per_epoch=3")))
+    assert [float(row["reward/nonfinite"]) for row in rows] == [0, 0.5, 0]
+    assert [float(row["reward/unscored"]) for row in rows] == [0, 0.5, 0]
+    assert [float(row["update/nonfinite_actor"]) for row in rows] == [0, 0, 0]
+    assert all(abs(float(row["reward"])) <= 1 for row in rows)
+
+
+@pytest.mark.filterwarnings("ignore:data.rewards.correctness=Spoilt")
+def test_rewards_that_stay_so_stop_the_run_and_leave_the_rollout(capsys):
+    args = spoilt("--data.rollouts_per_epoch=4", "--data.rewards.correctness.rollouts=9")
+    line = fails(capsys, "fit", *args, "--model.update.max_nonfinite=2", "--run_dir=run")
+    assert line == (
+        "error: data.rewards: nan or infinity in 2 rollouts in a row; the last one is in "
+        "run/nonfinite_rank0.pt (model.update.max_nonfinite=2)"
+    )
+    saved = torch.load("run/nonfinite_rank0.pt", weights_only=True)
+    assert saved["network"] == "rewards"
+    assert saved["stats"]["reward/nonfinite"] == 0.5
+    assert saved["scored"].view(-1, 4).tolist() == [[False, False, True, True]] * 4
+    assert len(saved["texts"]) == 16
+
+
 def test_a_batch_that_cannot_be_kept_does_not_hide_why_the_run_ends(capsys):
     Path("run/nonfinite_rank0.pt/is_a_folder").mkdir(parents=True)
     line = fails(capsys, "fit", *INFECTS, "--model.update.max_nonfinite=2", "--run_dir=run")

@@ -13,7 +13,7 @@ from lit_reason.advantages import GroupRelative
 from lit_reason.backbones import character_tokenizer
 from lit_reason.batch import Prompt, Response, RolloutBatch
 from lit_reason.errors import ConfigError
-from lit_reason.judge import judge, reward
+from lit_reason.judge import judge, nonfinite_share, reward
 from lit_reason.rewards import (
     Correctness,
     Format,
@@ -325,12 +325,7 @@ class SizeAlone:
         (Returns("11"), "returned '11', expected one value for each of 2 responses"),
         (Returns({0: 1.0, 1: 0.0}), r"returned \{0: 1.0, 1: 0.0\}, expected one value"),
         (Returns({0.0, 1.0}), r"returned \{0.0, 1.0\}, expected one value"),
-        (Returns([1.0, math.nan]), "returned nan; rewards must be finite"),
-        (Returns([1.0, math.inf]), "returned inf; rewards must be finite"),
-        (
-            Returns([1.0, 1e18]),
-            r"returned 1e\+18; rewards must be finite, and below 1e\+18 in size",
-        ),
+        (Returns([1.0, 1e18]), r"returned 1e\+18; rewards must be below 1e\+18 in size"),
         (
             Returns(torch.tensor([1.0, 0.0]).mean()),
             r"returned tensor\(0.5000\), expected one value",
@@ -338,7 +333,7 @@ class SizeAlone:
         (Returns(np.array(0.5)), r"returned array\(0.5\), expected one value"),
         (Returns(SizeAlone()), "returned <.*SizeAlone object at .*, expected one value"),
         (Returns(10**5000), "returned int, expected one value"),
-        (Returns([10**400, 10**5000]), "returned inf; rewards must be finite"),
+        (Returns([10**400, 10**5000]), r"returned inf; rewards must be below 1e\+18 in size"),
         (Returns([1.0, 2j]), "returned 2j, expected a number"),
         (Returns(torch.ones(2) + 1j), r"returned tensor\(1\.\+1\.j\), expected a number"),
         (Returns(torch.ones(2) + 0j), r"returned tensor\(1\.\+0\.j\), expected a number"),
@@ -347,13 +342,27 @@ class SizeAlone:
         (ReturnsTokens(torch.ones(2)), r"returned tensor\(1.\), expected one value for each of a"),
         (ReturnsTokens([[1.0, 1.0, 1.0]]), "returned 1 values for 2 responses"),
         (ReturnsTokens([[1.0], [1.0]]), "returned 1 values for a response of 3 tokens"),
-        (ReturnsTokens([[1.0, 1.0, math.nan], [1.0] * 3]), "returned nan; rewards must be finite"),
         (ReturnsTokens([None, None]), "returned None, expected one value for each of a response"),
     ],
 )
 def test_what_a_term_may_not_return_is_named_with_the_term(term, message):
     with pytest.raises(ConfigError, match=rf"^data\.rewards\.mine: Returns\w* {message}.*; "):
         judged(responses(3, 3), {"mine": term})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.tensor(math.nan)])
+def test_a_response_with_a_value_that_is_not_finite_is_unscored_whatever_others_say(bad):
+    rewards = {"mine": Returns([1.0, bad]), "other": Returns([0.5, 0.5])}
+    group = judged(responses(3, 3), rewards)
+    assert (group.rewards, group.scored) == ([1.5, 0.0], [True, False])
+    assert group.terms == {"mine": [1.0, None], "other": [0.5, 0.5]}
+    assert group.nonfinite == {"mine": {1}}
+    assert nonfinite_share([group]) == 0.5
+    tokens = ReturnsTokens([[1.0, None, 2.0], [1.0, bad, 1.0]])
+    group = judged(responses(3, 3), {"steps": tokens, "other": Returns([0.5, 0.5])})
+    assert group.scored == [True, False]
+    assert group.token_rewards == [[1.0, None, 2.0], [None, None, 0.0]]
+    assert group.nonfinite == {"steps": {1}}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +399,7 @@ class Shorter(Reward):
 
 class Broken(Reward):
     def __call__(self, prompt, responses, verdicts):
-        return [float("nan")] * len(responses)
+        return ["good"] * len(responses)
 """
 
 
@@ -433,7 +442,7 @@ def test_a_users_broken_reward_ends_the_run_in_one_line(capsys):
         "--data.rewards.broken=own_rewards_of_a_user.Broken",
         "--run_dir=run",
     )
-    assert message.startswith("error: data.rewards.broken: Broken returned nan; rewards must be f")
+    assert message.startswith("error: data.rewards.broken: Broken returned 'good', expected")
 
 
 def test_steps_are_rewarded_in_a_run_whose_held_out_problems_are_others():
