@@ -65,8 +65,10 @@ def stoppable() -> Iterator[None]:
         os._exit(128 + number)  # an import may take any exception for its own
 
     main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
-    earlier = {number: signal.signal(number, stop) for number in signals}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
+    # `nohup` sees to it that the last is ignored
+    wanted = [x for x in signals if (x, signal.getsignal(x)) != (signal.SIGHUP, signal.SIG_IGN)]
+    earlier = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
     finally:

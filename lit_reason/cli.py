@@ -98,6 +98,7 @@ from lit_reason.trainer_checks import (
     check_precision,
     check_sections,
     check_seed,
+    check_steps,
     check_strategy,
     usable_threads,
     warn_of_unused,
@@ -316,7 +317,10 @@ class ReasonCLI(LightningCLI):
             check_callbacks(callbacks)
         named = list(callbacks.values())
         given = [*as_list(config.get("callbacks")), *named]
-        check_distinct(given, {id(part): f"callbacks.{name}" for name, part in callbacks.items()})
+        keys = {id(part): f"callbacks.{name}" for name, part in callbacks.items()}
+        check_distinct(given, keys)
+        if self.model_class is ReasonModule:
+            check_steps(given, keys)
         kwargs |= {
             "default_root_dir": run_dir,
             "callbacks": [
@@ -332,9 +336,13 @@ class ReasonCLI(LightningCLI):
         for part in [*given, *as_list(config.get("logger"))]:
             end_no_loop(part)
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             raise ConfigError(f"trainer: {error}") from error
+        everything: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        for record in (c for c in everything if isinstance(c, RecordConfig)):
+            record.named = callbacks
+        return trainer
 
     def after_fit(self) -> None:
         """Evaluates the final weights if the last epoch did not, and prints the summary."""
@@ -455,7 +463,10 @@ def run(args: list[str]) -> LightningCLI:
     except BaseException as error:
         if stopped := stop_in(error):
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-                sys.stderr.write(f"{stopped.message(args[0], chosen_run_dir())}\n")
+                last = dict(settings(args))
+                named = last.get("run_dir") if last.get("ckpt_path") else None
+                message = stopped.message(args[0], chosen_run_dir() or named)
+                sys.stderr.write(f"{message}\n")
             raise SystemExit(stopped.exit_status) from None
         reason = ended_peer() or import_fault(error, settings(args)) or reason_of(error)
         if reason is None:

@@ -50,6 +50,7 @@ from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
     count,
+    networks,
     require_count,
     require_parts,
 )
@@ -488,11 +489,30 @@ class ReasonModule(LightningModule):
             checkpoint["moments"] = note_moments(self, checkpoint["optimizer_states"])
         # what the loops have counted, with which it is compared: `ReasonTrainer` counts rollouts
         checkpoint["global_step"] = self.trainer.fit_loop.epoch_loop.global_step
-        state, fixed = checkpoint["state_dict"], self._fixed
-        for key in list(state):
-            unrefreshed = not self.reference_moves and key.startswith("reference.")
-            if unrefreshed or key in fixed:
+        # WeightAveraging has put the state of its average in place of the module's
+        for name in ("state_dict", "current_model_state"):
+            state = checkpoint.get(name, {})
+            for key in [key for key in state if self._is_left_out(key)]:
                 del state[key]
+
+    def _is_left_out(self, key: str) -> bool:
+        """Whether checkpoints do without a weight, as the run begins with it."""
+        unrefreshed = not self.reference_moves and key.startswith("reference.")
+        return unrefreshed or key in self._fixed
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        """Puts what checkpoints leave out beside it, where somebody asks for all of the weights.
+
+        As `WeightAveraging` does, of whose copy of the module this is called too.
+        """
+        if strict:
+            own = self.state_dict()
+            left_out = {key: value for key, value in own.items() if self._is_left_out(key)}
+            for key, value in left_out.items():
+                state_dict.setdefault(f"{prefix}{key}", value)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the rollout counter and what has trained, after a look at what is there."""
@@ -512,5 +532,5 @@ class ReasonModule(LightningModule):
                 state = checkpoint[type(data).__qualname__]
                 require_count(state, "cursor", trained, more=True)
         self.reference_moves |= any(k.startswith("reference.") for k in checkpoint["state_dict"])
-        self.stepped = set(checkpoint.get("stepped", self.trained))
+        self.stepped = networks(checkpoint, self.trained)
         self.guard.restore(checkpoint.get("nonfinite", {}))

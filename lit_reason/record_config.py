@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -25,6 +25,7 @@ from lit_reason.overrides import (
     check_state,
 )
 from lit_reason.restored import batches
+from lit_reason.restored_callbacks import check_callback_states, settle_callbacks
 from lit_reason.restored_states import settle_groups, settle_schedules
 from lit_reason.run_dir import claim
 from lit_reason.secrecy import without_secrets
@@ -38,6 +39,7 @@ class RecordConfig(SaveConfigCallback):
         self.changed: Changes = {}
         self.compared = False  # with the configuration of the run that is continued
         self.begun = False
+        self.named: dict[str, Callback] = {}  # callbacks of the configuration
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused in set-up must not leave a file behind."""
@@ -63,6 +65,9 @@ class RecordConfig(SaveConfigCallback):
         if isinstance(recorded, str):
             self.changed, self.compared = changes(recorded, self.text), True
             check_changes(self.changed)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        check_callback_states(callbacks, checkpoint["callbacks"])
+        settle_callbacks(self.named, callbacks, checkpoint["callbacks"], self.changed)
         states = checkpoint["optimizer_states"]
         warn_of_reference(checkpoint, getattr(pl_module, "origin", {}))
         settle_groups(pl_module, states)
@@ -72,8 +77,15 @@ class RecordConfig(SaveConfigCallback):
 
     @cached_property
     def text(self) -> str:
-        """The configuration as YAML, which every checkpoint holds, without secrets."""
-        return without_secrets(self.parser.dump(self.config, skip_none=False))
+        """The configuration as YAML, which every checkpoint holds, without secrets.
+
+        And without what says of one command where to begin and how far to trust it: the same
+        command with another folder is another run.
+        """
+        config = self.config.clone()
+        for key in ("ckpt_path", "weights_only"):
+            config[key] = None
+        return without_secrets(self.parser.dump(config, skip_none=False))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Claims the folder of a run that starts anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,38 @@ def count(checkpoint: object, name: str) -> int:
     if type(value) is not int or not 0 <= value < MOST:
         raise ConfigError(f"ckpt_path: its {name} is {value!r:.40}, expected a count; {CHANGED}")
     return value
+
+
+def numbers(state: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Numbers by their names.
+
+    Args:
+        state: What holds them.
+        name: Its key.
+
+    Raises:
+        ConfigError: Something else stands there.
+    """
+    value = state.get(name)
+    if not isinstance(value, dict) or any(type(x) not in (int, float) for x in value.values()):
+        raise ConfigError(f"ckpt_path: its {name} is {value!r:.40}, expected numbers; {CHANGED}")
+    return value
+
+
+def networks(checkpoint: Mapping[str, Any], trained: Sequence[str]) -> set[str]:
+    """The networks that have taken a step.
+
+    Args:
+        checkpoint: Older ones do not say, so that all have.
+        trained: Those that may have.
+
+    Raises:
+        ConfigError: Others are named.
+    """
+    value = checkpoint.get("stepped", list(trained))
+    if not isinstance(value, list) or not all(x in ("actor", "critic") for x in value):
+        raise ConfigError(f"ckpt_path: its stepped is {value!r:.40}, no networks; {CHANGED}")
+    return set(value)
 
 
 def is_plain(tensor: Tensor) -> bool:

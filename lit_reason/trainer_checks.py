@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
@@ -20,6 +29,15 @@ from lit_reason.sharding import FSDP2, NAME
 SHARDED = ("fsdp", "deepspeed", "modelparallel")
 FORKED = ("notebook", "fork", "spawn")
 SEEDS = 2**32
+OF_STEPS = (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+)
 # what each subcommand reads; as the others stand in files that serve all of them, they are looked
 # for on the command line only
 STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -242,6 +260,28 @@ def check_callbacks(callbacks: Mapping[str, object]) -> None:
             raise ConfigError(
                 f"callbacks.{name}={type(callback).__name__}: acts on rollouts, and cold_start has "
                 "none; remove it"
+            )
+
+
+def check_steps(callbacks: Iterable[object], names: Mapping[int, str]) -> None:
+    """Refuses callbacks of Lightning that act on the steps of an optimizer that Lightning takes.
+
+    Args:
+        callbacks: All that were configured.
+        names: Keys of those that have one, by their `id`.
+
+    Raises:
+        ConfigError: The first such callback.
+    """
+    for callback in callbacks:
+        if isinstance(callback, OF_STEPS):
+            key = names.get(id(callback), "trainer.callbacks")
+            hint = "leave it out"
+            if isinstance(callback, StochasticWeightAveraging):
+                hint = "EMAWeightAveraging averages weights after each rollout"
+            raise ConfigError(
+                f"{key}={type(callback).__name__}: acts on steps that Lightning takes, and the "
+                f"module takes those of a rollout itself; {hint}"
             )
 
 

@@ -64,6 +64,8 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     """
     if not holds_nothing(out):
         raise ConfigError(f"{out}: exists and is not empty; choose another OUT_DIR")
+    if not checkpoint.exists():
+        raise ConfigError(f"{checkpoint}: no such file; checkpoints are in RUN_DIR/checkpoints")
     config = config or checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the configuration of the run as --config")

@@ -759,7 +759,7 @@ def test_what_changed_is_printed_also_where_nothing_is_left_to_train(copied, cap
 
 def test_steps_that_were_not_finite_are_counted_on(copied):
     saved = torch.load(copied, weights_only=True)
-    assert saved["nonfinite"] == {"actor": 0}
+    assert saved["nonfinite"] == {"actor": 0, "rewards": 0}
     torch.save({**saved, "nonfinite": {"actor": 3}}, copied)
     assert run(["fit", *GRPO, "--run_dir=run", "--ckpt_path=last"]).model.guard.in_a_row == {
         "actor": 3

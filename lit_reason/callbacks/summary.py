@@ -12,6 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
+from lit_reason.restored import numbers
+
 
 class RunSummary(Callback):
     """Keeps accuracy on held-out problems before and after, and prints it with the run's files.
@@ -31,7 +33,7 @@ class RunSummary(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See `state_dict`."""
-        self.before = state_dict["before"]
+        self.before = numbers(state_dict, "before")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
