@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lit_reason.errors import ConfigError
 from lit_reason.files import PARTIAL, save_tensors
+from lit_reason.plain import check_plain
 from lit_reason.restored import CHANGED
 from lit_reason.run_dir import chosen_run_dir
 
@@ -38,8 +39,10 @@ class Checkpoints(TorchCheckpointIO):
         """Writes a checkpoint.
 
         Raises:
-            OSError: The disk is full or the folder is read-only; the earlier file is as it was.
+            ConfigError: It holds more than plain data; the earlier file is as it was.
+            OSError: The disk is full or the folder is read-only; the same.
         """
+        check_plain(checkpoint)
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return

@@ -464,7 +464,8 @@ def run(args: list[str]) -> LightningCLI:
         if stopped := stop_in(error):
             if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 last = dict(settings(args))
-                named = last.get("run_dir") if last.get("ckpt_path") else None
+                continues = last.get("ckpt_path", "None") not in ("None", "null", "")
+                named = last.get("run_dir") if continues else None
                 message = stopped.message(args[0], chosen_run_dir() or named)
                 sys.stderr.write(f"{message}\n")
             raise SystemExit(stopped.exit_status) from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import os
 import random
 import time
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -302,12 +304,21 @@ class RolloutDataModule(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The prompt cursor: Lightning restores it also at the end of an epoch."""
-        return {"cursor": self.cursor}
+        """The prompt cursor, of which problems: Lightning restores it also where an epoch ends."""
+        return {"cursor": self.cursor, "problems": problems(self.prompts)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues with the prompt after the last one handed out."""
         self.cursor = count(state_dict, "cursor")
+        earlier, present = state_dict.get("problems"), problems(self.prompts)
+        if earlier is not None and earlier != present:
+            warnings.warn(
+                "data.task: holds other problems than those that the checkpoint was trained on "
+                f"({present}; it was {earlier!s:.40}), so the run goes on at the same place of "
+                "another order; give the earlier ones, or start a new run",
+                ConfigWarning,
+                stacklevel=2,
+            )
 
     # --- rollout ------------------------------------------------------------------------------
 
@@ -480,6 +491,18 @@ class RolloutDataModule(LightningDataModule):
 
     def _on_all_ranks(self, decision: bool) -> bool:
         return self.trainer.strategy.reduce_boolean_decision(decision, all=True)  # type: ignore[union-attr]
+
+
+def problems(prompts: Sequence[tuple[Prompt, list[int]]]) -> str:
+    """How many problems there are, and a name that differs between others: of up to 4,096 of them.
+
+    Args:
+        prompts: In the order of the task, each with its tokens.
+    """
+    digest = hashlib.sha256()
+    for prompt, _ in prompts[:: len(prompts) // 4096 + 1]:
+        digest.update(repr((prompt.index, prompt.text, prompt.answer)).encode())
+    return f"{len(prompts)}, {digest.hexdigest()[:8]}"
 
 
 @lru_cache(maxsize=2)

@@ -322,6 +322,11 @@ def check_checkpoint(path: str | None, run_dir: str | None = None) -> None:
         )
     if path == "last":
         _check_last(run_dir)
+    if path == "hpc" and not (run_dir and [*Path(run_dir).glob("hpc_ckpt_*")]):
+        raise ConfigError(
+            f"ckpt_path=hpc: run_dir={run_dir} holds no hpc_ckpt_N.ckpt, which Lightning's "
+            "SLURMEnvironment writes; name another file, or last"
+        )
     if path is None or path in ("last", "hpc"):
         return
     if not Path(path).exists():

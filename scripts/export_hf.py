@@ -65,7 +65,7 @@ def export(checkpoint: Path, out: Path, config: Path | None = None, adapters: bo
     if not holds_nothing(out):
         raise ConfigError(f"{out}: exists and is not empty; choose another OUT_DIR")
     if not checkpoint.exists():
-        raise ConfigError(f"{checkpoint}: no such file; checkpoints are in RUN_DIR/checkpoints")
+        raise ConfigError(f"{checkpoint}: no such checkpoint; give one of RUN_DIR/checkpoints")
     config = config or checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise ConfigError(f"{config}: no such file; give the configuration of the run as --config")
@@ -94,8 +94,6 @@ def actor_weights(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
             f"{checkpoint}: a sharded checkpoint; run first "
             f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {checkpoint}`"
         )
-    if not checkpoint.is_file():
-        raise ConfigError(f"{checkpoint}: no such checkpoint")
     saved = Checkpoints().load_checkpoint(checkpoint, map_location="cpu")
     state = saved.get("state_dict") if isinstance(saved, dict) else None
     named = state if isinstance(state, dict) else {}

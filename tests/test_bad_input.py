@@ -174,6 +174,10 @@ FLAGS = [
     ("--ckpt_path=.", r"ckpt_path=\.: is a folder; name a file of RUN_DIR/checkpoints"),
     ("--ckpt_path=best", r"ckpt_path=best: name the file; checkpoints are in RUN_DIR/checkpoints"),
     (
+        "--ckpt_path=hpc",
+        r"ckpt_path=hpc: run_dir=run holds no hpc_ckpt_N\.ckpt, which Lightning's",
+    ),
+    (
         "--data.sampling.max_new_tokens=99999",
         r"data\.sampling\.max_new_tokens=99999: leaves no room .*context of \d+ tokens",
     ),

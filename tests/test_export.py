@@ -88,7 +88,8 @@ def refused(capsys, *args):
 def test_what_is_missing_is_said_in_one_line(checkpoint, tmp_path, capsys):
     run, out = checkpoint.parents[1], tmp_path / "policy"
     missing = run / "checkpoints" / "none.ckpt"
-    assert "no such checkpoint" in refused(capsys, missing, out)
+    for path in (missing, tmp_path / "none" / "checkpoints" / "last.ckpt"):
+        assert f"{path}: no such checkpoint; give one of" in refused(capsys, path, out)
     sharded = run / "checkpoints" / "sharded.ckpt"
     sharded.mkdir()
     assert "consolidate_checkpoint" in refused(capsys, sharded, out)

@@ -165,6 +165,7 @@ DAMAGED = {
     "holds no callbacks, the states of callbacks": without("callbacks"),
     "holds no loops, the epoch": without("loops"),
 }
+SUMMARY = ("callbacks", "RunSummary", "before")
 EMBEDDING = "actor.model.embed_tokens.weight"
 REFUSED = {
     f"its {EMBEDDING} is torch.int64, not torch.float32": weight(torch.Tensor.long),
@@ -210,6 +211,9 @@ REFUSED = {
     "holds no policy_version, the number of rollouts": without("policy_version"),
     "holds no optimizer_states": without("optimizer_states"),
     "holds no state_dict": without("state_dict"),
+    "before in the state of RunSummary is 'zzz', expected a dict": given("zzz", *SUMMARY),
+    "its before is {'val/accuracy': 'x'}, expected numbers": given({"val/accuracy": "x"}, *SUMMARY),
+    "its stepped is ['foo', 3], no networks": given(["foo", 3], "stepped"),
     "the configuration that it holds is none": given(
         {"config": "a: ["}, "callbacks", "RecordConfig"
     ),

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -334,6 +335,24 @@ def own_parts(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     Path("callback_that_dies.py").write_text(DIES)
     sys.modules.pop("callback_that_dies", None)
+
+
+@pytest.mark.filterwarnings("ignore:.*that the tokenizer does not know")
+def test_other_problems_than_those_that_a_run_began_with_are_warned_of():
+    rows = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(9)]
+    path = Path("p.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
+    args = [x for x in RECORDED if not x.startswith("--data.task")]
+    fit(*args, "--data.task=MathProblems", "--data.task.path=p.jsonl")
+    on = ["fit", "--config=run/config.yaml", "--ckpt_path=last"]
+    text = r"data\.task: holds other problems than those .* \({}, \w+; it was {}, \w+\), so the run"
+    for epochs, content in enumerate((rows, [*rows[:8], {"problem": "8+8=", "answer": "17"}]), 2):
+        path.write_text("".join(json.dumps(row) + "\n" for row in content))
+        with pytest.warns(ConfigWarning, match=text.format(9, 8 if epochs == 2 else 9)):
+            main([*on, f"--trainer.max_epochs={epochs}"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "data.task: holds other")
+        main([*on, "--trainer.max_epochs=4"])
 
 
 @pytest.mark.usefixtures("own_parts")

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lit_reason.__main__ import main
+from lit_reason.cli import ReasonCLI
 from lit_reason.stopping import hand_back, take_over
 from tests.conftest import SMALL, fit, tiny
 
@@ -82,7 +83,7 @@ main(["fit"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_modules_are_imported_is_one_line(number):
     code = ASKED_FOR.format(number=int(number))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -108,6 +109,24 @@ def test_a_signal_while_a_run_is_restored_says_how_to_continue(number, capsys):
     command = f"python -m lit_reason fit --config run/config.yaml --ckpt_path {last}"
     assert said.endswith(f"without a new checkpoint; continue with: {command}")
     assert last.read_bytes() == before
+
+
+def test_a_signal_while_the_arguments_of_a_run_that_continues_are_read_says_so_too(
+    capsys, monkeypatch
+):
+    last = fit(*GRPO) / "checkpoints" / "last.ckpt"
+    parse = ReasonCLI.parse_arguments
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        parse(*args)
+
+    monkeypatch.setattr(ReasonCLI, "parse_arguments", interrupted)
+    command = f"python -m lit_reason fit --config run/config.yaml --ckpt_path {last}"
+    args = ["fit", "--config=run/config.yaml", "--ckpt_path=last"]
+    said = f"stopped by SIGINT, without a new checkpoint; continue with: {command}"
+    assert stopped(capsys, *args) == (130, said)
+    assert stopped(capsys, *args[:2]) == (130, "stopped by SIGINT, without a new checkpoint")
 
 
 @pytest.mark.parametrize(
