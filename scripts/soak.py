@@ -135,7 +135,7 @@ class Faults(Callback):
 
 
 class Unscored(Correctness):
-    """Gives no reward in some rollouts.
+    """Gives no reward, or nan for one, in some rollouts.
 
     Args:
         seed: Which.
@@ -154,10 +154,11 @@ class Unscored(Correctness):
     def __call__(
         self, prompt: Prompt, responses: list[Response], verdicts: list[Verdict]
     ) -> list[float | None]:
-        """The verdicts, or nothing."""
-        silent = fault(self.seed, self.rate, self.module.policy_version) == "unscored"
+        """The verdicts, or nothing, or nan in every other rollout."""
+        version = self.module.policy_version
+        silent = fault(self.seed, self.rate, version) == "unscored"
         if silent and self.module.trainer.training:
-            return [None] * len(responses)
+            return [math.nan if version % 2 else None] * len(responses)
         return super().__call__(prompt, responses, verdicts)
 
 
