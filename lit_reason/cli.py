@@ -487,6 +487,7 @@ def quiet_lightning() -> None:
         r".*does not have many workers.*",  # the loader generates; it cannot have workers
         r".*isinstance\(treespec, LeafSpec\).*",  # inside Lightning, with torch 2.13
         r".*Checkpoint directory .* exists and is not empty.*",  # a resumed run
+        r"The dirpath has changed from",  # an evaluation elsewhere, which writes no checkpoint
         r".*LightningCLI's args parameter is intended.*",
         r"Using ModelCheckpoint with manual optimization",  # weights after the update are meant
         r".*Couldn't infer the batch indices.*",  # predictions carry their own

@@ -6,6 +6,7 @@ and each answers with what the function returned on its rank.
 
 import csv
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from lit_reason.cli import run
 from lit_reason.functional import explained_variance, masked_whiten
 from lit_reason.metrics import GroupMetrics
 from lit_reason.networks import logits_head, policy_outputs
+from lit_reason.rewards import Correctness
 from lit_reason.sharding import gathered, parts, whole
 from lit_reason.tasks import PlanCount
 from scripts.export_hf import export
@@ -405,6 +407,25 @@ def test_d01_a_rollout_without_signal_on_any_rank_is_skipped_on_both(ranks, tmp_
     assert first["steps"] == [set()]
     assert not moved(first["weights"])
     assert metrics_of(tmp_path / "run")[0]["update/skipped_actor"] == 1
+
+
+class SpoiltOnOne(Correctness):
+    """Gives nan to the first response of each group, on rank 1."""
+
+    def __call__(self, prompt, responses, verdicts):
+        values = super().__call__(prompt, responses, verdicts)
+        return [math.nan, *values[1:]] if torch.distributed.get_rank() == 1 else values
+
+
+def test_rewards_that_are_not_finite_on_one_rank_are_counted_on_both(ranks, tmp_path):
+    flags = ["--data.rewards.correctness=tests.test_distributed.SpoiltOnOne"]
+    first, second = ranks(fitted, "ddp", "grpo", str(tmp_path / "run"), *flags)
+    same_weights(first, second)
+    assert moved(first["weights"])
+    rows = metrics_of(tmp_path / "run")
+    assert [row["reward/nonfinite"] for row in rows] == [0.125, 0.125]  # of 0 and a quarter
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["nonfinite"] == {"actor": 0, "rewards": 2}
 
 
 def test_vapo_with_warm_up_reduces_what_it_logs_and_counts_each_problem_once(ranks, tmp_path):
