@@ -139,6 +139,7 @@ class RolloutDataModule(LightningDataModule):
         self.seed = seed
         self._silent: set[str] = set()  # reward terms that were warned of
         self._broken: set[str] = set()
+        self.prompts: list[tuple[Prompt, list[int]]] = []  # none but in `fit`
         self.cursor = 0  # prompts handed out on this rank, over all passes
         self._check(groups_per_round)
         self._check_sampling()
@@ -311,7 +312,7 @@ class RolloutDataModule(LightningDataModule):
         """Continues with the prompt after the last one handed out."""
         self.cursor = count(state_dict, "cursor")
         earlier, present = state_dict.get("problems"), problems(self.prompts)
-        if earlier is not None and earlier != present:
+        if self.prompts and earlier is not None and earlier != present:
             warnings.warn(
                 "data.task: holds other problems than those that the checkpoint was trained on "
                 f"({present}; it was {earlier!s:.40}), so the run goes on at the same place of "
