@@ -299,7 +299,10 @@ def users_frame(error: BaseException) -> tuple[str, str] | None:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a source file belongs neither to this package nor to what is installed."""
+    """Whether a source file belongs neither to this package nor to what is installed.
+
+    Compiled code names its source as it was where it was compiled, as `pyarrow/error.pxi`.
+    """
     path = Path(file)
     return not (
         file.startswith("<")

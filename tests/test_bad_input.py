@@ -343,6 +343,21 @@ def test_the_task_with_chat_messages_that_no_template_renders_is_named(key, caps
     assert line.startswith(f"error: data.{key}.chat=true: the tokenizer has no chat template")
 
 
+BROKEN_ROW = '{"problem": "1+1=", "answer": "2"}\n{"problem": "1+2=", "answer" "3"}\n'
+
+
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
+@pytest.mark.parametrize("key", ["data.task", "data.val_task"])
+def test_a_broken_row_is_named_with_its_file_for_either_task(key, capsys):
+    """The frames of compiled libraries name files that are nowhere: they are not the user's."""
+    Path("bad.jsonl").write_text(BROKEN_ROW)
+    line = fails(capsys, "fit", *VAPO, f"--{key}=MathProblems", f"--{key}.path=bad.jsonl")
+    assert line == (
+        f"error: {key}.path=bad.jsonl: cannot be loaded (JSON parse error: Missing a colon after "
+        "a name of object member. in row 1); repair that row, or leave it out"
+    )
+
+
 def test_a_command_without_a_configuration_or_with_another_name(capsys):
     assert "model.backbone, model.advantage" in fails(capsys, "fit")
     line = fails(capsys, "train", *VAPO)
