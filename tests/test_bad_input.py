@@ -19,6 +19,7 @@ from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import DropUniform
 from lit_reason.learner import Update
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
+from lit_reason.optimizers import naming_settings, naming_step
 from lit_reason.rewards import Correctness
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.runs import module_of
@@ -468,6 +469,116 @@ def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
     line = fails(capsys, subcommand, *args, *f"--{key}{flag.format(key=key)}".split())
     assert line.startswith(f"error: {key}: its step raised {STEPS[flag]}"), line
     assert line.endswith("; choose other arguments, or torch.optim.AdamW")
+
+
+def starts(subcommand):
+    """Arguments of a short run, and the key of its optimizer."""
+    if subcommand == "cold_start":
+        return [config("cold_start.yaml"), "--model.scheduler=null"], "model.optimizer"
+    return [*tiny("grpo"), *SMALL], "model.actor_optimizer"
+
+
+TOGETHER = "{key}.fused=true, {key}.%s=true: do not go together; set one to false"
+REFUSED = {  # settings that torch refuses, some of them only in a step
+    ".lr=-1": "{key}.lr=-1.0: must be at least 0",
+    ".weight_decay=-1": "{key}.weight_decay=-1.0: must be at least 0",
+    ".betas=[0.5,2]": "{key}.betas=2.0: each must be at least 0 and below 1",
+    "=torch.optim.Adadelta --{key}.rho=3": "{key}.rho=3.0: must lie in [0, 1]",
+    "=torch.optim.Adafactor --{key}.d=0": "{key}.d=0.0: must be at least 1",
+    "=torch.optim.Rprop --{key}.etas=[3,4]": (
+        "{key}.etas=3.0, 4.0: must be one from 0 to 1 and one above 1, as [0.5, 1.2]"
+    ),
+    ".capturable=true": (
+        "{key}.capturable=true: is for graphs of a GPU, and the run is on cpu; set it to false"
+    ),
+    ".fused=true --{key}.foreach=true": TOGETHER % "foreach",
+    ".fused=true --{key}.differentiable=true": TOGETHER % "differentiable",
+    "=torch.optim.SGD --{key}.fused=true --{key}.foreach=true": TOGETHER % "foreach",
+}
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start", "fit --dry_run=true"])
+@pytest.mark.parametrize("flags", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*does not apply")
+def test_settings_that_an_optimizer_refuses_are_named(flags, subcommand, capsys):
+    subcommand, *dry = subcommand.split()
+    args, key = starts(subcommand)
+    given = f"--{key}{flags.format(key=key)}".split()
+    line = fails(capsys, subcommand, *args, *dry, *given, "--trainer.accelerator=cpu")
+    assert line == f"error: {REFUSED[flags].format(key=key)}"
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
+@pytest.mark.filterwarnings("ignore:.*does not apply")
+def test_a_dry_run_refuses_an_optimizer_in_the_words_of_a_run(kind, capsys):
+    args = [*tiny("grpo"), *SMALL, f"--model.actor_optimizer=torch.optim.{kind}"]
+    line = fails(capsys, "fit", *args)
+    assert line.startswith("error: model.actor_optimizer")
+    assert fails(capsys, "fit", *args, "--dry_run=true") == line
+
+
+@pytest.mark.parametrize("of", [RuntimeError, AssertionError])
+@pytest.mark.parametrize("text", ["CUDA error: no device", "[gloo] Connection closed by peer"])
+def test_errors_of_devices_and_of_other_ranks_are_not_blamed_on_an_optimizer(of, text):
+    for naming in (naming_step, naming_settings):
+        with pytest.raises(of) as raised, naming("model.optimizer"):
+            exec(f"raise {of.__name__}({text!r})")  # in no file, as what C++ raises
+        assert not isinstance(raised.value, ConfigError)
+
+
+LEFT = [  # what is given on continuing with nothing left to train
+    (".capturable=true", REFUSED[".capturable=true"]),
+    (".fused=true --{key}.foreach=true", TOGETHER % "foreach"),
+]
+
+
+def test_a_mistake_given_with_nothing_left_to_train_is_not_recorded(capsys):
+    run_dir = fit(*tiny("grpo"), *SMALL, "--trainer.accelerator=cpu")
+    before, key = (run_dir / "config.yaml").read_text(), "model.actor_optimizer"
+    for flags, message in LEFT:
+        given = f"--{key}{flags.format(key=key)}".split()
+        line = fails(capsys, "fit", f"--config={run_dir}/config.yaml", "--ckpt_path=last", *given)
+        assert line == f"error: {message.format(key=key)}"
+        assert (run_dir / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
+def test_a_schedule_that_turns_training_around_is_refused(subcommand, capsys):
+    args, key = starts(subcommand)
+    args += [] if subcommand == "fit" else ["--data.batches_per_epoch=3"]
+    key = key.replace("optimizer", "scheduler")
+    given = [f"--{key}=torch.optim.lr_scheduler.StepLR", f"--{key}.step_size=1"]
+    line = fails(capsys, subcommand, *args, *given, f"--{key}.gamma=-1")
+    rate = "-0.0003" if subcommand == "fit" else "-0.003"
+    assert line == (
+        f"error: {key}=StepLR: makes the learning rate {rate} in step 2, with which a run climbs "
+        "its loss or diverges; choose other arguments"
+    )
+
+
+def test_a_rate_that_is_negative_once_nothing_trains_with_it_does_not_lose_the_run():
+    flags = ["--model.actor_scheduler=torch.optim.lr_scheduler.StepLR"]
+    flags += ["--model.actor_scheduler.step_size=2", "--model.actor_scheduler.gamma=-1"]
+    fit(*tiny("grpo"), *SMALL, *flags)
+
+
+def test_a_schedule_that_turns_training_around_is_refused_on_resuming_too(capsys):
+    key = "model.actor_scheduler"
+    flags = [f"--{key}=torch.optim.lr_scheduler.StepLR", f"--{key}.step_size=1"]
+    run_dir = fit(*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1", *flags)
+    on = [f"--config={run_dir}/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=3"]
+    line = fails(capsys, "fit", *on, f"--{key}.gamma=-1")
+    assert line.startswith(f"error: {key}=StepLR: makes the learning rate -0.0003 in step 2, with")
+
+
+def test_a_schedule_that_divides_by_zero_is_named(capsys):
+    key = "model.actor_scheduler"
+    given = [f"--{key}=torch.optim.lr_scheduler.PolynomialLR", f"--{key}.total_iters=1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *given, f"--{key}.power=-1")
+    assert line == (
+        f"error: {key}: raised ZeroDivisionError: 0.0 cannot be raised to a negative power; "
+        "choose other arguments"
+    )
 
 
 @pytest.mark.parametrize("network", ["actor", "critic"])
@@ -977,7 +1088,11 @@ SLOTS = [
         "--model.actor_optimizer=torch.optim.LBFGS",
         r"actor_optimizer=LBFGS: needs a clos",
     ),
-    ("ppo", "--model.actor_optimizer.lr=-1", r"model\.actor_optimizer: Invalid learning rate: -1"),
+    (
+        "ppo",
+        "--model.actor_optimizer.lr=-1",
+        r"model\.actor_optimizer\.lr=-1\.0: must be at least 0$",
+    ),
     ("ppo", "--model.actor_optimizer.lr=1e400", r"model\.actor_optimizer\.lr=inf: must be finite"),
     (
         "grpo",
@@ -1066,7 +1181,8 @@ COLD = [
     ),
     (f"--data.batch_size={10**20}", r"data\.batch_size=1\d+: must be at most 1048576 responses"),
     ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
-    ("--model.optimizer.lr=-1", r"model\.optimizer: Invalid learning rate: -1"),
+    ("--model.optimizer.lr=-1", r"model\.optimizer\.lr=-1\.0: must be at least 0$"),
+    ("--trainer.accumulate_grad_batches=0", r"accumulate_grad_batches=0: must be at least 1$"),
     (
         "--model.scheduler.total_steps=9",
         r"model\.scheduler\.total_steps=9: the run steps .* \d+ tim",
