@@ -57,6 +57,8 @@ FLAGS = [
     ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
     ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
     # sizes
+    ("--callbacks.entropy.positions=3000000000", r"positions=3000000000: must be at most 1000$"),
+    ("--callbacks.entropy.positions=-1", r"callbacks\.entropy\.positions=-1: must be at least 0$"),
     (f"--data.groups_per_rollout={10**20}", r"group_size=4: must be at most 1048576 responses at"),
     (f"--data.groups_per_round={10**20}", r"groups_per_round=1\d+ \* data\.group_size=4: must be"),
     (f"--data.group_size={2**20}", r"groups_per_rollout=4 \* data\.group_size=1048576: must be at"),
@@ -277,6 +279,42 @@ def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, cap
     line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml", "--run_dir=run")
     assert re.search(message, line), line
     assert not list(Path().rglob("run/*"))
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("name", ["positions", "points", "bins", "length_bins"])
+def test_more_parts_than_anybody_tells_apart_are_refused(name, capsys):
+    flags = ["--callbacks.x=CriticMonitor", f"--callbacks.x.{name}=1000000000"]
+    line = fails(capsys, "fit", *tiny("ppo"), *SMALL, *flags)
+    assert line == f"error: callbacks.x.{name}=1000000000: must be at most 1000"
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("seed", [-(10**20), 10**20])
+@pytest.mark.parametrize("kind", ["Scratch", "LoRA"])
+def test_a_seed_that_torch_does_not_take_is_one_line(kind, seed, capsys):
+    own = {"Scratch": "alphabet=abc", "LoRA": "base=Bundled"}[kind]
+    flags = [f"--model.backbone={kind}", f"--model.backbone.{own}", f"--model.backbone.seed={seed}"]
+    assert fails(capsys, "fit", *tiny("grpo"), *SMALL, *flags) == (
+        f"error: model.backbone.seed={seed}: must lie in [-9223372036854775808, "
+        "18446744073709551614], for example 0"
+    )
+
+
+NAMELESS = {
+    "model.backbone=Pretrained": "path",
+    "model.backbone=Bundled": "name",
+    "data.task=MathProblems": "path",
+    "data.val_task=MathProblems": "path",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
+@pytest.mark.parametrize("flag", NAMELESS)
+def test_an_empty_name_of_a_folder_is_one_line(flag, capsys):
+    key = f"{flag.split('=')[0]}.{NAMELESS[flag]}"
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, f"--{flag}", f"--{key}=")
+    assert re.match(rf"error: {key}=: (names nothing; give a|not shipped; choose one of)", line)
 
 
 @pytest.mark.parametrize("key", ["run_dir", "ckpt_path"])
