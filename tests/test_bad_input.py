@@ -49,6 +49,15 @@ FLAGS = [
     ("--model.terms.positive_ml.coef=1", r"terms has no positive_ml; .*positive_lm\.coef\?"),
     ("--model.value.agregation=TokenMean", r"agregation=TokenMean: .*model\.value\.aggregation\?"),
     ("--model.optimizer=SGD", r"model\.optimizer.*belongs to the subcommand cold_start"),
+    (
+        "--callbacks.x.init_args.positions=3",
+        r"callbacks\.x\.positions=3: callbacks has no x; did you",
+    ),
+    (
+        "--data.rewards.x.init_args.weight=3",
+        r"data\.rewards\.x\.weight=3: data\.rewards has no x; ",
+    ),
+    ("--data.rewards.x={class_path: Correctness, weight: 5}", r"x\.weight=5: stands beside class_"),
     # wrong types
     ("--data.group_size=many", r"data\.group_size=many: expected int"),
     ("--model.advantage.alpha=None", r"model\.advantage\.alpha=None: expected float, or null"),
@@ -230,6 +239,41 @@ FILES = [
         "model: {advantage: {class_path: GAE, init_args: [1]}}",
         r"model\.advantage\.init_args=\[1\]: expected a mapping",
     ),
+    # an argument beside the name of a class
+    *(
+        (text, f"^error: {re.escape(setting)}: stands beside class_path; put it under init_args$")
+        for text, setting in {
+            "model: {advantage: {class_path: GAE, alpha: 1}}": "model.advantage.alpha=1",
+            "model: {advantage: {class_path: GAE, init_args: {}, whiten: false}}": (
+                "model.advantage.whiten=false"
+            ),
+            "data: {task: {class_path: PlanCount, n_max: 5}}": "data.task.n_max=5",
+            "callbacks: {x: {class_path: SampleTable, rows: 5}}": "callbacks.x.rows=5",
+            "model: {terms: {x: {class_path: EntropyBonus, coef: 1}}}": "model.terms.x.coef=1",
+            "model: {actor_optimizer: {class_path: torch.optim.SGD, lr: 0.05}}": (
+                "model.actor_optimizer.lr=0.05"
+            ),
+            "data: {rewards: {x: {class_path: Correctness, weight: 5}}}": "data.rewards.x.weight=5",
+            "data: {rewards: {correctness: {class_path: Correctness, weight: 5}}}": (
+                "data.rewards.correctness.weight=5"
+            ),
+            "model: {policy: {class_path: ClippedSurrogate, init_args: {aggregation: "
+            "{class_path: ConstantLength, length: 5}}}}": "model.policy.aggregation.length=5",
+            "trainer: {logger: [{class_path: WandbLogger, name: x}]}": "trainer.logger.name=x",
+        }.items()
+    ),
+    (
+        "data: {task: {class_path: PlanCount, params: {a: 5}}}",
+        r"data\.task\.params: stands beside class_path; put it under init_args$",
+    ),
+    (
+        "model: {advantage: {class_path: GAE, alhpa: 1}}",
+        r"advantage\.alhpa=1: stands beside class_path; put it under init_args, as alpha$",
+    ),
+    (
+        "data: {sampling: {class_path: X}}",
+        r"data\.sampling=X: no class can be named here; give the",
+    ),
     ("model: {advantage: {class_path: 3}}", r"model\.advantage=3: names no class; choose one of"),
     ("model: {advantage: [GAE]}", r"model\.advantage=\['GAE'\]: names no class; choose one of"),
     ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
@@ -322,6 +366,19 @@ def test_a_path_with_a_null_byte_is_one_line(key, capsys):
     Path("overlay.yaml").write_text(f'{key}: "a\\0b"')
     line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml")
     assert line == rf"error: {key}=a\x00b: holds a null byte; remove it"
+
+
+PARTS_OF_A_RUN = ["Stopwatch", "RunSummary", "StopSignals", "PeerWatch"]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("key", ["callbacks.s", "trainer.callbacks"])
+@pytest.mark.parametrize("name", PARTS_OF_A_RUN)
+def test_what_every_run_has_anyway_is_neither_offered_nor_taken(name, key, capsys):
+    line = fails(capsys, "fit", *VAPO, f"--{key}={name}")
+    start = f"error: {key}={name}: is a part of the run itself; choose one of CriticMonitor, Entro"
+    assert line.startswith(start)
+    assert not set(PARTS_OF_A_RUN) & set(re.findall(r"\w+", line.removeprefix(start)))
 
 
 def test_a_short_name_of_two_classes_is_one_line(capsys, monkeypatch, tmp_path):
