@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from lit_reason.critics import check_critic_init, start_critic
-from lit_reason.errors import ConfigError, require_at_least_one
+from lit_reason.errors import ConfigError, require_at_least_one, require_seed
 from lit_reason.gguf import check_gguf, plain_copy
 from lit_reason.lists import as_list
 from lit_reason.loading import load_model, reading
@@ -191,6 +191,11 @@ class Pretrained(Backbone):
         super().__init__(critic_init, gradient_checkpointing)
         looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
         folder = Path(path).expanduser()
+        if not path.strip():
+            raise ConfigError(
+                f"model.backbone.path={path}: names nothing; give a model folder or a hub id such "
+                "as Qwen/Qwen2.5-1.5B"
+            )
         if not folder.is_dir() and (looks_local or folder.exists()):
             raise ConfigError(
                 f"model.backbone.path={path}: no such folder; give a model folder or a hub id "
@@ -272,9 +277,10 @@ class Bundled(Pretrained):
     """
 
     def __init__(self, name: str = "plan_count", critic_init: str = "policy") -> None:
-        if not (ASSETS / name).is_dir():
-            known = ", ".join(sorted(p.name for p in ASSETS.iterdir() if p.is_dir()))
-            raise ConfigError(f"model.backbone.name={name}: not shipped; choose one of: {known}")
+        known = sorted(p.name for p in ASSETS.iterdir() if p.is_dir())
+        if name not in known:
+            shown = ", ".join(known)
+            raise ConfigError(f"model.backbone.name={name}: not shipped; choose one of: {shown}")
         super().__init__(str(ASSETS / name), critic_init=critic_init)
 
 
@@ -309,6 +315,7 @@ class Scratch(Backbone):
             heads=heads,
             context_length=context_length,
         )
+        require_seed("model.backbone.seed", seed)
         if not alphabet:
             raise ConfigError("model.backbone.alphabet: is empty; name the characters to be read")
         if hidden_size % heads:

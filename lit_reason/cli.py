@@ -57,7 +57,7 @@ from lit_reason.errors import (
     renaming_warnings,
     users_mistake,
 )
-from lit_reason.explain import explain, import_fault, parameters
+from lit_reason.explain import check_own_parts, explain, import_fault, parameters
 from lit_reason.given import (
     FAMILIES,
     check_local,
@@ -218,6 +218,7 @@ class ReasonCLI(LightningCLI):
         check_nul(leaves("", config.as_dict()))
         check_secrets(config.as_dict())
         check_sections(config, ("model", "data", "trainer"))
+        check_own_parts(config.as_dict(), ReasonParser.keys)
         self._check_nulls(config)
         if config.get("threads") is not None:
             torch.set_num_threads(usable_threads(config.threads))

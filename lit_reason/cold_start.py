@@ -23,7 +23,13 @@ from lit_reason.errors import ConfigError, naming, require_at_least_one, require
 from lit_reason.export import save_policy
 from lit_reason.functional import token_mean
 from lit_reason.networks import policy_outputs
-from lit_reason.optimizers import build_optimizer, build_schedule, naming_step, warn_of_standstill
+from lit_reason.optimizers import (
+    build_optimizer,
+    build_schedule,
+    naming_step,
+    step_schedule,
+    warn_of_standstill,
+)
 from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
@@ -67,6 +73,12 @@ class ColdStart(LightningModule):
         """Steps so far; in reinforcement learning it is rollouts."""
         return self.trainer.global_step
 
+    def setup(self, stage: str) -> None:
+        """Refuses steps of no batches, by which Lightning would divide."""
+        batches = self.trainer.accumulate_grad_batches
+        if batches < 1:
+            raise ConfigError(f"trainer.accumulate_grad_batches={batches}: must be at least 1")
+
     def configure_model(self) -> None:
         """Builds the policy once."""
         if self.actor is None:
@@ -79,11 +91,19 @@ class ColdStart(LightningModule):
         if schedule is None:
             warn_of_standstill("model.optimizer", "policy", optimizer)
             return optimizer
-        with naming("model.scheduler"):
-            steps = self.trainer.estimated_stepping_batches
-        check_schedule("model.scheduler", schedule, int(min(steps, 2**63 - 1)))
+        check_schedule("model.scheduler", schedule, self._steps)
         settings = {"scheduler": schedule, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": settings}
+
+    @property
+    def _steps(self) -> int:
+        """Steps of the whole run."""
+        with naming("model.scheduler"):
+            return int(min(self.trainer.estimated_stepping_batches, 2**63 - 1))
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Names the schedule in what its step raises, and refuses rates that no training means."""
+        step_schedule("model.scheduler", scheduler, self.trainer.global_step >= self._steps)
 
     def weights(self, network: str) -> list[nn.Parameter]:
         """What the optimizer trains, in its order."""

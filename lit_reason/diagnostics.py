@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_reason.advantages import monte_carlo_returns
 from lit_reason.batch import Experience
+from lit_reason.errors import PARTS
 from lit_reason.functional import (
     Reduce,
     advantage_parts,
@@ -290,6 +291,7 @@ def check_grid(grid: Grid) -> Sequence[str]:
     """What is wrong with a grid, each as `name=value: rule`."""
     counts = {n: getattr(grid, n) for n in ("positions", "points", "bins", "length_bins")}
     wrong = [f"{n}={value}: must be at least 1" for n, value in counts.items() if value < 1]
+    wrong += [f"{n}={v}: must be at most {PARTS}" for n, v in counts.items() if v > PARTS]
     if not -math.inf < grid.low < grid.high < math.inf:
         wrong.append(f"low={grid.low}, high={grid.high}: low must be below high, both finite")
     return wrong

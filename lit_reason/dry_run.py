@@ -14,12 +14,12 @@ from torch import nn
 
 from lit_reason.data import RolloutDataModule
 from lit_reason.encoding import encode_prompt
-from lit_reason.errors import naming
 from lit_reason.estimate import FULL, Load, Shape, flops, shape_of, stages
 from lit_reason.loading import reading
 from lit_reason.lora import LoRA
 from lit_reason.module import ReasonModule
 from lit_reason.networks import BLOCK, LEAST
+from lit_reason.optimizers import build_optimizer, naming_step
 from lit_reason.rollout import HFEngine
 from lit_reason.sharding import FSDP2
 from lit_reason.stages import Stage
@@ -49,7 +49,6 @@ def load_of(module: ReasonModule, data: RolloutDataModule, trainer: Trainer, sha
     networks, trained, reference = sizes(module, shape)
     if reference and not offloads:
         networks["reference"] = reference
-    factories = {name: module.optimizer_factories[name] for name in trained}
     return Load(
         prompt=prompt,
         response=response.max_new_tokens,
@@ -62,7 +61,7 @@ def load_of(module: ReasonModule, data: RolloutDataModule, trainer: Trainer, sha
         networks=networks,
         trained=trained,
         lent=reference if offloads else 0,
-        moments={name: moments(f, f"model.{name}_optimizer") for name, f in factories.items()},
+        moments={name: moments(module, name, strategy.root_device) for name in trained},
         half=str(trainer.precision) == "bf16-mixed",
         checkpointing=module.backbone.gradient_checkpointing,
         shards=strategy.num_nodes * strategy.num_processes if isinstance(strategy, FSDP2) else 1,
@@ -91,13 +90,19 @@ def sizes(module: ReasonModule, shape: Shape) -> tuple[dict[str, int], dict[str,
     return {"base": bases * shape.weights, **trained}, trained, 0
 
 
-def moments(factory: Callable[..., Any], key: str) -> float:
-    """Numbers that an optimizer keeps for each weight, found out with a small one."""
-    weight = nn.Parameter(torch.zeros(16, 16))
+def moments(module: ReasonModule, network: str, device: torch.device | str = "cpu") -> float:
+    """Numbers that an optimizer keeps for each weight, found out with a small one.
+
+    Args:
+        module: With the optimizer, which need not have its weights.
+        network: The one that it trains.
+        device: Of the run, as some arguments do for some devices only.
+    """
+    weight = nn.Parameter(torch.zeros(16, 16, device=device))
     weight.grad = torch.zeros_like(weight)
-    with naming(key):
-        optimizer = factory([weight])
-    optimizer.step()
+    optimizer = build_optimizer(module, network, [weight])
+    with naming_step(module.optimizer_key(network)):
+        optimizer.step()
     kept = (v for state in optimizer.state.values() for v in state.values())
     return sum(v.numel() for v in kept if isinstance(v, torch.Tensor) and v.ndim) / weight.numel()
 

@@ -19,6 +19,8 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of fl
 STILL = 1e-12  # a learning rate or a gradient below moves no weight in float32
 COUNTED = 2**63 - 1
 RESPONSES = 2**20  # of a rollout or an evaluation's batch; those of the papers hold some thousands
+PARTS = 1000  # into which a callback cuts something; each is a number to log, or a point of a curve
+SEEDS = range(-(2**63), 2**64 - 1)  # that torch takes, as does one more than each
 LONGEST = 1e6  # seconds; sockets and timers of the system count to little more than twice as many
 
 
@@ -46,6 +48,28 @@ def require_at_least_one(owner: str, **values: int | None) -> None:
             raise ConfigError(f"{owner}.{name}={value}: must be at least 1")
         if value is not None and value > COUNTED:
             raise ConfigError(f"{owner}.{name}={value}: must be at most {COUNTED}")
+
+
+def require_parts(owner: str, least: int = 1, **values: int) -> None:
+    """Refuses numbers of parts that are too many to tell apart, and would only end the memory.
+
+    Raises:
+        ConfigError: The first such number, as `owner.name`, or one below `least`.
+    """
+    for name, value in values.items():
+        if not least <= value <= PARTS:
+            bound = f"least {least}" if value < least else f"most {PARTS}"
+            raise ConfigError(f"{owner}.{name}={value}: must be at {bound}")
+
+
+def require_seed(key: str, seed: int) -> None:
+    """Refuses seeds that torch does not take.
+
+    Raises:
+        ConfigError: Such a seed.
+    """
+    if seed not in SEEDS:
+        raise ConfigError(f"{key}={seed}: must lie in [{SEEDS[0]}, {SEEDS[-1]}], for example 0")
 
 
 def require_room(**values: int) -> None:
@@ -299,8 +323,13 @@ def users_frame(error: BaseException) -> tuple[str, str] | None:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a source file belongs neither to this package nor to what is installed."""
+    """Whether a source file belongs neither to this package nor to what is installed.
+
+    Compiled code names its source as it was where it was compiled, as `pyarrow/error.pxi`.
+    """
     path = Path(file)
+    if not (path.is_absolute() and path.suffix == ".py") and not path.exists():
+        return False
     return not (
         file.startswith("<")
         or path.is_relative_to(Path(__file__).parent)

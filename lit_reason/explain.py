@@ -7,12 +7,20 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lit_reason.errors import RAISED, said, users_frame
-from lit_reason.given import Settings, locate, settings
+from lit_reason.errors import RAISED, ConfigError, said, users_frame
+from lit_reason.given import (
+    Settings,
+    flags,
+    leaves,
+    locate,
+    read_config,
+    read_yaml_text,
+    settings,
+)
 
 _KEY = re.compile(r"(?:Parser key|Key|key) [\"']([\w.]+)[\"']")
 _UNKNOWN = re.compile(
@@ -34,7 +42,21 @@ _AMBIGUOUS = re.compile(r"Multiple subclasses with name .*?ambiguity: ([\w., ]+)
 _NO_CLASS = re.compile(r"Not a valid subclass|argument of type '\w+' is not iterable")
 _CLASS_PATH = re.compile(r"Given value: Namespace\(class_path='([\w.]+)'")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_WITH_CLASS = re.compile(
+    r"'(?:[\w.]+\.)?class_path' is not accepted|(?:Got|Given) value: .*'class_path'"
+)
+_NO_SUBCLASS = re.compile(r"Subclasses are disabled for \w+, thus '([\w.]+)'")
+_WORDS = ("class_path", "init_args")  # under which a file names a class and gives its arguments
 PRECISIONS = ("32-true", "32", "bf16-mixed")  # that do not round small updates away
+OWN_PARTS = (  # what every run has anyway, or one that is timed
+    "lit_reason.callbacks.summary",
+    "lit_reason.checkpoints",
+    "lit_reason.dry_run",
+    "lit_reason.loggers",
+    "lit_reason.peers",
+    "lit_reason.record_config",
+    "lit_reason.stopping",
+)
 _EXAMPLES = {"optimizer": "torch.optim.AdamW", "scheduler": "torch.optim.lr_scheduler.LinearLR"}
 
 
@@ -58,6 +80,8 @@ def explain(
     """
     text = "; ".join(line.strip(" -") for line in message.splitlines() if line.strip(" -"))
     given = settings(args)
+    if misplaced := _misplaced(text, args):
+        return misplaced
     unknown = _UNKNOWN.search(text)
     if unknown:
         key = next(k for k in unknown.groups() if k)
@@ -72,6 +96,70 @@ def explain(
     if found is not None:
         return _wrong_value(found.group(1), text, given, types)
     return _other(text, given, _advice(args))
+
+
+def _misplaced(text: str, args: Sequence[str]) -> str | None:
+    """One line for what stands in a file beside the name of a class; `None` for another mistake."""
+    unknown, found = _UNKNOWN.search(text), _KEY.search(text)
+    part = next(k for k in unknown.groups() if k).split(".")[0] if unknown else None
+    anything = _WITH_CLASS.search(text) is not None
+    if not anything and part is None:
+        return None
+    within = found.group(1) if found else ""
+    owners = [
+        (key, content)
+        for key, content in _classes_in(args)
+        if f"{key}.".startswith(f"{within}." if within else "")
+    ]
+    for key, content in owners:
+        beside = [name for name in content if name not in (*_WORDS, "dict_kwargs")]
+        for name in (name for name in beside if anything or name == part):
+            if word := difflib.get_close_matches(name, _WORDS, 1, 0.8):
+                return f"{key}.{name}: no such key; did you mean {word[0]}?"
+            taken = sorted(parameters([cls])) if inspect.isclass(cls := _class_in(content)) else []
+            close = [] if name in taken else difflib.get_close_matches(name, taken, 1, 0.6)
+            named = f", as {close[0]}" if close else ""
+            where = _setting(f"{key}.{name}", content[name])
+            return f"{where}: stands beside class_path; put it under init_args{named}"
+    return None
+
+
+def _class_in(content: dict[str, Any]) -> Any:
+    """The class that a mapping names, if its module is imported."""
+    return _loaded(str(content["class_path"]))
+
+
+def _setting(key: str, value: Any) -> str:
+    """A key with its value as a file writes it; without one that takes many words."""
+    if isinstance(value, dict | list):
+        return key
+    written = {True: "true", False: "false", None: "null"}
+    return f"{key}={written[value] if value is None or isinstance(value, bool) else value}"
+
+
+def _classes_in(args: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mapping with a class in it, with its full key: of files and of the command line."""
+    for name, value in flags(args):
+        try:
+            if name == "config":
+                yield from _classes_below("", read_config(value))
+            elif value.lstrip().startswith(("{", "[")):
+                yield from _classes_below(name, read_yaml_text(value, name))
+        except ConfigError:
+            continue
+
+
+def _classes_below(key: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(content, list):
+        for part in content:
+            yield from _classes_below(key, part)
+    if not isinstance(content, dict):
+        return
+    if "class_path" in content:
+        yield key, content
+    for name, part in content.items():
+        inner = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+        yield from _classes_below(inner, part)
 
 
 def _advice(args: Sequence[str]) -> str:
@@ -91,6 +179,9 @@ def _other(text: str, given: Settings, advice: str) -> str:
     if match := _SUBCOMMAND.search(text):
         known = "fit, validate, test, predict, cold_start"
         return f"subcommand {match.group(1)}: does not exist; choose one of {known}"
+    if match := _NO_SUBCLASS.search(text):
+        key = next((key for key, value in given if value == match.group(1)), "class_path")
+        return f"{key}={match.group(1)}: no class can be named here; give the settings themselves"
     if match := _REQUIRED.search(text):
         names = match.group(1).split(", ")
         nulls = [k for k, v in given if v == "null" and k.rpartition(".")[2] in names]
@@ -145,7 +236,7 @@ def _wrong_value(name: str, text: str, given: Settings, types: dict[str, Any]) -
     reason = (
         _wrong_choice(key, text)
         or _left_out(key, class_name, hint)
-        or _wrong_form(key, value, text, types)
+        or _wrong_form(key, value, text, given, types)
         or _wrong_class(key, value, class_name, text, _type_of(key, given, types))
         or _wrong_type(text, value)
     )
@@ -174,8 +265,13 @@ def _left_out(key: str, class_name: str | None, hint: Any) -> str | None:
     return f"{key}=null: cannot be left out; {class_hint(key, hint)}"
 
 
-def _wrong_form(key: str, value: str, text: str, types: dict[str, Any]) -> str | None:
+def _wrong_form(
+    key: str, value: str, text: str, given: Settings, types: dict[str, Any]
+) -> str | None:
     """A value where settings of their own belong, or the other way round."""
+    arguments = [k for k, _ in given if k.startswith(f"{key}.") and ".init_args." in k]
+    if is_family(types.get(key)) and value.startswith("{'init_args.") and arguments:
+        return _unknown_key(arguments[-1], dict(given)[arguments[-1]], given, types)
     if is_family(types.get(key)):
         return f"holds parts under names of their own; write {key}.NAME={value or 'CLASS'}"
     if not _NO_MAPPING.search(text):
@@ -237,6 +333,24 @@ def _class_fault(path: str, hint: Any) -> str:
     )
 
 
+def check_own_parts(config: Mapping[str, Any], types: dict[str, Any]) -> None:
+    """Refuses callbacks and loggers that the command line adds itself.
+
+    Args:
+        config: As dicts.
+        types: Every key the parser knows, with its type.
+
+    Raises:
+        ConfigError: The first such part.
+    """
+    for section in ("callbacks", "trainer"):
+        for key, value in leaves(f"{section}.", config.get(section) or {}):
+            cls = _loaded(value) if "." in value else None
+            if inspect.isclass(cls) and cls.__module__ in OWN_PARTS:
+                hint = class_hint(key, _type_of(key, [], types))
+                raise ConfigError(f"{key}={cls.__name__}: is a part of the run itself; {hint}")
+
+
 def class_hint(key: str, hint: Any) -> str:
     """Which classes may be named at a key of this type."""
     choices = ", ".join(c.__name__ for c in _named_classes(hint))
@@ -289,7 +403,10 @@ def nested_reason(message: str) -> str | None:
 
 
 def _unknown_key(key: str, value: str, given: Settings, types: dict[str, Any]) -> str:
+    key = key.replace(".init_args.", ".")  # which may be left out
     where = f"{key}={value}" if value else key
+    if key.endswith(".class_path"):
+        return f"{where}: no class can be named here; see --help for the keys there"
     if misspelt := re.search(r"(?:^|\.)((?:init_|class_)\w+)", key):
         # beside class_path, as the parser knows it before it looks into the class
         word = difflib.get_close_matches(misspelt[1], ("init_args", "class_path"), 1, 0.6)
@@ -370,15 +487,7 @@ def _named_classes(hint: Any) -> list[type]:
     """The classes that a configuration may name for `hint`."""
     classes = {c for base in bases(hint) for c in _subclasses(base)}
     modules = ("lit_reason.", "lightning.pytorch.loggers.")
-    hidden = (  # what every run has anyway
-        "lit_reason.cli",
-        "lit_reason.checkpoints",
-        "lit_reason.loggers",
-        "lit_reason.peers",
-        "lit_reason.record_config",
-        "lit_reason.stopping",
-        "lightning.pytorch.loggers.logger",
-    )
+    hidden = (*OWN_PARTS, "lit_reason.cli", "lightning.pytorch.loggers.logger")
     named = [
         c
         for c in classes

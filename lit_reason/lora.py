@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lit_reason.backbones import Backbone, prepare
 from lit_reason.critics import CRITIC_FILE, RM, start_critic
-from lit_reason.errors import ConfigError, require_at_least_one, require_float32
+from lit_reason.errors import ConfigError, require_at_least_one, require_float32, require_seed
 from lit_reason.files import filling
 from lit_reason.fingerprint import fingerprint
 from lit_reason.networks import ValueModel, has_adapters, own_weights
@@ -70,6 +70,7 @@ class LoRA(Backbone):
             raise ConfigError(f"{KEY}=LoRA: needs peft; pip install 'lit-reason[lora]'")
         super().__init__(critic_init, base.gradient_checkpointing)
         require_at_least_one(KEY, r=r)
+        require_seed(f"{KEY}.seed", seed)
         require_float32(f"{KEY}.alpha", alpha, f", for example {2 * r}")
         if isinstance(target_modules, str) and target_modules != ALL:
             target_modules = [target_modules]

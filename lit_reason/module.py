@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
-from torch.optim import LBFGS, AdamW
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_reason.advantages import AdvantageEstimator, monte_carlo_returns
@@ -31,7 +31,7 @@ from lit_reason.checks import (
     warn_of_sizes,
 )
 from lit_reason.critics import check_notes
-from lit_reason.errors import ConfigError, ending_no_loop, naming, warn_of_no_effect
+from lit_reason.errors import ConfigError, ending_no_loop, warn_of_no_effect
 from lit_reason.evaluator import Evaluator
 from lit_reason.functional import Reduce, explained_variance, unchecked_values
 from lit_reason.guard import NonFiniteGuard
@@ -45,7 +45,12 @@ from lit_reason.networks import (
 )
 from lit_reason.objectives import LossTerm
 from lit_reason.offload import check_offload, lent, offload
-from lit_reason.optimizers import build_optimizer, build_schedule, warn_of_standstill
+from lit_reason.optimizers import (
+    build_optimizer,
+    build_schedule,
+    step_schedule,
+    warn_of_standstill,
+)
 from lit_reason.origin import check_origin, origin
 from lit_reason.restored import (
     batches,
@@ -196,8 +201,6 @@ class ReasonModule(LightningModule):
             optimizer = build_optimizer(self, name)
             if name not in rated:
                 warn_of_standstill(key, name, optimizer)
-            if isinstance(optimizer, LBFGS):
-                raise ConfigError(f"{key}=LBFGS: needs a closure; choose torch.optim.AdamW")
             entry: dict[str, Any] = {"optimizer": optimizer}
             schedule = build_schedule(self, name, optimizer)
             if schedule is not None:
@@ -393,8 +396,8 @@ class ReasonModule(LightningModule):
         schedulers: list[Any] = as_list(self.lr_schedulers())
         for name, scheduler in zip(scheduled, schedulers, strict=True):
             if name in stepped:
-                with naming(self.scheduler_key(name)):
-                    scheduler.step()
+                last = 0 < self._steps(name) <= getattr(scheduler, "last_epoch", -1) + 1
+                step_schedule(self.scheduler_key(name), scheduler, last)
 
     def _refresh_reference(self) -> None:
         due = self.reference_refresh and self.policy_version % self.reference_refresh == 0

@@ -15,9 +15,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lit_reason.critics import FRESH
-from lit_reason.errors import ConfigError, naming
+from lit_reason.errors import ConfigError
 from lit_reason.given import leaves
-from lit_reason.optimizers import build_optimizer
+from lit_reason.optimizers import build_optimizer, check_rates, naming_settings
 from lit_reason.restored import CHANGED
 from lit_reason.restored_states import keeps_moments
 
@@ -176,8 +176,9 @@ def apply_changes(module: Any, changed: Changes) -> None:
         for config in module.trainer.lr_scheduler_configs:
             if config.scheduler.optimizer is optimizer:
                 factory = module.scheduler_factories[network]
-                with naming(of_schedule):
+                with naming_settings(of_schedule, "choose other arguments"):
                     config.scheduler = replay(factory, optimizer, steps_of(config.scheduler))
+                check_rates(of_schedule, config.scheduler)
 
 
 def renew(optimizer: Optimizer, fresh: Optimizer) -> None:

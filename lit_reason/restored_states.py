@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Adafactor, Optimizer
 
 from lit_reason.errors import ConfigError
 from lit_reason.networks import broken_weight
-from lit_reason.optimizers import build_optimizer, build_schedule, of_torch
+from lit_reason.optimizers import build_optimizer, build_schedule, naming_step, of_torch
 from lit_reason.restored import CHANGED, MOST, count, is_plain, steps_taken
 
 # sums and means of squares and of magnitudes, counts, and step sizes; of torch's optimizers
@@ -122,7 +122,8 @@ def _kinds(module: Any, network: str) -> tuple[Optimizer, dict[str, bool]]:
     for group in optimizer.param_groups:
         group.update(dict.fromkeys({"fused", "capturable", "differentiable"} & {*group}, False))
     weight.grad = torch.zeros_like(weight)
-    optimizer.step()
+    with naming_step(module.optimizer_key(network)):
+        optimizer.step()
     state = {k: v for k, v in optimizer.state[weight].items() if v is not None}
     return optimizer, {k: not getattr(v, "ndim", 0) for k, v in state.items()}
 

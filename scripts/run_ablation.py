@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from rich.markup import escape
 from rich.progress import Progress, TimeElapsedColumn
 
 from lit_reason.errors import ConfigError, in_one_line
@@ -94,7 +95,7 @@ def run(ablation: Ablation, jobs: int) -> list[Result]:
     bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), disable=not on_terminal())
     # closed inside, the children have ended before anything is said
     with saying_how_to_continue(), bar, closing(ablation.run(jobs)) as ended:
-        task = bar.add_task(ablation.sweep.name, total=total - before)
+        task = bar.add_task(escape(ablation.sweep.name), total=total - before)
         for result in ended:
             results.append(result)
             seconds, done = time.monotonic() - started, len(results) - before

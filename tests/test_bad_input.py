@@ -19,6 +19,7 @@ from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.filters import DropUniform
 from lit_reason.learner import Update
 from lit_reason.objectives import ClippedSurrogate, KLToReference, ValueLoss
+from lit_reason.optimizers import naming_settings, naming_step
 from lit_reason.rewards import Correctness
 from tests.conftest import SMALL, config, fails, fit, tiny
 from tests.runs import module_of
@@ -48,6 +49,15 @@ FLAGS = [
     ("--model.terms.positive_ml.coef=1", r"terms has no positive_ml; .*positive_lm\.coef\?"),
     ("--model.value.agregation=TokenMean", r"agregation=TokenMean: .*model\.value\.aggregation\?"),
     ("--model.optimizer=SGD", r"model\.optimizer.*belongs to the subcommand cold_start"),
+    (
+        "--callbacks.x.init_args.positions=3",
+        r"callbacks\.x\.positions=3: callbacks has no x; did you",
+    ),
+    (
+        "--data.rewards.x.init_args.weight=3",
+        r"data\.rewards\.x\.weight=3: data\.rewards has no x; ",
+    ),
+    ("--data.rewards.x={class_path: Correctness, weight: 5}", r"x\.weight=5: stands beside class_"),
     # wrong types
     ("--data.group_size=many", r"data\.group_size=many: expected int"),
     ("--model.advantage.alpha=None", r"model\.advantage\.alpha=None: expected float, or null"),
@@ -56,6 +66,8 @@ FLAGS = [
     ("--data.group_size", r"data\.group_size: no value given; write --data\.group_size=VALUE"),
     ("quickstart", r"quickstart: not an option; write --KEY=VALUE"),
     # sizes
+    ("--callbacks.entropy.positions=3000000000", r"positions=3000000000: must be at most 1000$"),
+    ("--callbacks.entropy.positions=-1", r"callbacks\.entropy\.positions=-1: must be at least 0$"),
     (f"--data.groups_per_rollout={10**20}", r"group_size=4: must be at most 1048576 responses at"),
     (f"--data.groups_per_round={10**20}", r"groups_per_round=1\d+ \* data\.group_size=4: must be"),
     (f"--data.group_size={2**20}", r"groups_per_rollout=4 \* data\.group_size=1048576: must be at"),
@@ -231,6 +243,41 @@ FILES = [
         "model: {advantage: {class_path: GAE, init_args: [1]}}",
         r"model\.advantage\.init_args=\[1\]: expected a mapping",
     ),
+    # an argument beside the name of a class
+    *(
+        (text, f"^error: {re.escape(setting)}: stands beside class_path; put it under init_args$")
+        for text, setting in {
+            "model: {advantage: {class_path: GAE, alpha: 1}}": "model.advantage.alpha=1",
+            "model: {advantage: {class_path: GAE, init_args: {}, whiten: false}}": (
+                "model.advantage.whiten=false"
+            ),
+            "data: {task: {class_path: PlanCount, n_max: 5}}": "data.task.n_max=5",
+            "callbacks: {x: {class_path: SampleTable, rows: 5}}": "callbacks.x.rows=5",
+            "model: {terms: {x: {class_path: EntropyBonus, coef: 1}}}": "model.terms.x.coef=1",
+            "model: {actor_optimizer: {class_path: torch.optim.SGD, lr: 0.05}}": (
+                "model.actor_optimizer.lr=0.05"
+            ),
+            "data: {rewards: {x: {class_path: Correctness, weight: 5}}}": "data.rewards.x.weight=5",
+            "data: {rewards: {correctness: {class_path: Correctness, weight: 5}}}": (
+                "data.rewards.correctness.weight=5"
+            ),
+            "model: {policy: {class_path: ClippedSurrogate, init_args: {aggregation: "
+            "{class_path: ConstantLength, length: 5}}}}": "model.policy.aggregation.length=5",
+            "trainer: {logger: [{class_path: WandbLogger, name: x}]}": "trainer.logger.name=x",
+        }.items()
+    ),
+    (
+        "data: {task: {class_path: PlanCount, params: {a: 5}}}",
+        r"data\.task\.params: stands beside class_path; put it under init_args$",
+    ),
+    (
+        "model: {advantage: {class_path: GAE, alhpa: 1}}",
+        r"advantage\.alhpa=1: stands beside class_path; put it under init_args, as alpha$",
+    ),
+    (
+        "data: {sampling: {class_path: X}}",
+        r"data\.sampling=X: no class can be named here; give the",
+    ),
     ("model: {advantage: {class_path: 3}}", r"model\.advantage=3: names no class; choose one of"),
     ("model: {advantage: [GAE]}", r"model\.advantage=\['GAE'\]: names no class; choose one of"),
     ("callbacks: {entropy: Monitor}", r"callbacks\.entropy=Monitor: no class .*EntropyMonitor"),
@@ -282,11 +329,60 @@ def test_a_mistake_in_a_file_is_one_line_with_its_full_key(content, message, cap
     assert not list(Path().rglob("run/*"))
 
 
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("name", ["positions", "points", "bins", "length_bins"])
+def test_more_parts_than_anybody_tells_apart_are_refused(name, capsys):
+    flags = ["--callbacks.x=CriticMonitor", f"--callbacks.x.{name}=1000000000"]
+    line = fails(capsys, "fit", *tiny("ppo"), *SMALL, *flags)
+    assert line == f"error: callbacks.x.{name}=1000000000: must be at most 1000"
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("seed", [-(10**20), 10**20])
+@pytest.mark.parametrize("kind", ["Scratch", "LoRA"])
+def test_a_seed_that_torch_does_not_take_is_one_line(kind, seed, capsys):
+    own = {"Scratch": "alphabet=abc", "LoRA": "base=Bundled"}[kind]
+    flags = [f"--model.backbone={kind}", f"--model.backbone.{own}", f"--model.backbone.seed={seed}"]
+    assert fails(capsys, "fit", *tiny("grpo"), *SMALL, *flags) == (
+        f"error: model.backbone.seed={seed}: must lie in [-9223372036854775808, "
+        "18446744073709551614], for example 0"
+    )
+
+
+NAMELESS = {
+    "model.backbone=Pretrained": "path",
+    "model.backbone=Bundled": "name",
+    "data.task=MathProblems": "path",
+    "data.val_task=MathProblems": "path",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
+@pytest.mark.parametrize("flag", NAMELESS)
+def test_an_empty_name_of_a_folder_is_one_line(flag, capsys):
+    key = f"{flag.split('=')[0]}.{NAMELESS[flag]}"
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, f"--{flag}", f"--{key}=")
+    assert re.match(rf"error: {key}=: (names nothing; give a|not shipped; choose one of)", line)
+
+
 @pytest.mark.parametrize("key", ["run_dir", "ckpt_path"])
 def test_a_path_with_a_null_byte_is_one_line(key, capsys):
     Path("overlay.yaml").write_text(f'{key}: "a\\0b"')
     line = fails(capsys, "fit", *VAPO, "--config=overlay.yaml")
     assert line == rf"error: {key}=a\x00b: holds a null byte; remove it"
+
+
+PARTS_OF_A_RUN = ["Stopwatch", "RunSummary", "StopSignals", "PeerWatch"]
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("key", ["callbacks.s", "trainer.callbacks"])
+@pytest.mark.parametrize("name", PARTS_OF_A_RUN)
+def test_what_every_run_has_anyway_is_neither_offered_nor_taken(name, key, capsys):
+    line = fails(capsys, "fit", *VAPO, f"--{key}={name}")
+    start = f"error: {key}={name}: is a part of the run itself; choose one of CriticMonitor, Entro"
+    assert line.startswith(start)
+    assert not set(PARTS_OF_A_RUN) & set(re.findall(r"\w+", line.removeprefix(start)))
 
 
 def test_a_short_name_of_two_classes_is_one_line(capsys, monkeypatch, tmp_path):
@@ -345,6 +441,21 @@ def test_the_task_with_chat_messages_that_no_template_renders_is_named(key, caps
         flags.append(f"{part}.template={{question}} \\boxed{{}}")
     line = fails(capsys, "fit", *VAPO, *flags)
     assert line.startswith(f"error: data.{key}.chat=true: the tokenizer has no chat template")
+
+
+BROKEN_ROW = '{"problem": "1+1=", "answer": "2"}\n{"problem": "1+2=", "answer" "3"}\n'
+
+
+@pytest.mark.filterwarnings("ignore:.*does not apply")  # of sizes of the built-in task
+@pytest.mark.parametrize("key", ["data.task", "data.val_task"])
+def test_a_broken_row_is_named_with_its_file_for_either_task(key, capsys):
+    """The frames of compiled libraries name files that are nowhere: they are not the user's."""
+    Path("bad.jsonl").write_text(BROKEN_ROW)
+    line = fails(capsys, "fit", *VAPO, f"--{key}=MathProblems", f"--{key}.path=bad.jsonl")
+    assert line == (
+        f"error: {key}.path=bad.jsonl: cannot be loaded (JSON parse error: Missing a colon after "
+        "a name of object member. in row 1); repair that row, or leave it out"
+    )
 
 
 def test_a_command_without_a_configuration_or_with_another_name(capsys):
@@ -457,6 +568,116 @@ def test_an_optimizer_whose_step_raises_is_named(flag, subcommand, capsys):
     line = fails(capsys, subcommand, *args, *f"--{key}{flag.format(key=key)}".split())
     assert line.startswith(f"error: {key}: its step raised {STEPS[flag]}"), line
     assert line.endswith("; choose other arguments, or torch.optim.AdamW")
+
+
+def starts(subcommand):
+    """Arguments of a short run, and the key of its optimizer."""
+    if subcommand == "cold_start":
+        return [config("cold_start.yaml"), "--model.scheduler=null"], "model.optimizer"
+    return [*tiny("grpo"), *SMALL], "model.actor_optimizer"
+
+
+TOGETHER = "{key}.fused=true, {key}.%s=true: do not go together; set one to false"
+REFUSED = {  # settings that torch refuses, some of them only in a step
+    ".lr=-1": "{key}.lr=-1.0: must be at least 0",
+    ".weight_decay=-1": "{key}.weight_decay=-1.0: must be at least 0",
+    ".betas=[0.5,2]": "{key}.betas=2.0: each must be at least 0 and below 1",
+    "=torch.optim.Adadelta --{key}.rho=3": "{key}.rho=3.0: must lie in [0, 1]",
+    "=torch.optim.Adafactor --{key}.d=0": "{key}.d=0.0: must be at least 1",
+    "=torch.optim.Rprop --{key}.etas=[3,4]": (
+        "{key}.etas=3.0, 4.0: must be one from 0 to 1 and one above 1, as [0.5, 1.2]"
+    ),
+    ".capturable=true": (
+        "{key}.capturable=true: is for graphs of a GPU, and the run is on cpu; set it to false"
+    ),
+    ".fused=true --{key}.foreach=true": TOGETHER % "foreach",
+    ".fused=true --{key}.differentiable=true": TOGETHER % "differentiable",
+    "=torch.optim.SGD --{key}.fused=true --{key}.foreach=true": TOGETHER % "foreach",
+}
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start", "fit --dry_run=true"])
+@pytest.mark.parametrize("flags", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*does not apply")
+def test_settings_that_an_optimizer_refuses_are_named(flags, subcommand, capsys):
+    subcommand, *dry = subcommand.split()
+    args, key = starts(subcommand)
+    given = f"--{key}{flags.format(key=key)}".split()
+    line = fails(capsys, subcommand, *args, *dry, *given, "--trainer.accelerator=cpu")
+    assert line == f"error: {REFUSED[flags].format(key=key)}"
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
+@pytest.mark.filterwarnings("ignore:.*does not apply")
+def test_a_dry_run_refuses_an_optimizer_in_the_words_of_a_run(kind, capsys):
+    args = [*tiny("grpo"), *SMALL, f"--model.actor_optimizer=torch.optim.{kind}"]
+    line = fails(capsys, "fit", *args)
+    assert line.startswith("error: model.actor_optimizer")
+    assert fails(capsys, "fit", *args, "--dry_run=true") == line
+
+
+@pytest.mark.parametrize("of", [RuntimeError, AssertionError])
+@pytest.mark.parametrize("text", ["CUDA error: no device", "[gloo] Connection closed by peer"])
+def test_errors_of_devices_and_of_other_ranks_are_not_blamed_on_an_optimizer(of, text):
+    for naming in (naming_step, naming_settings):
+        with pytest.raises(of) as raised, naming("model.optimizer"):
+            exec(f"raise {of.__name__}({text!r})")  # in no file, as what C++ raises
+        assert not isinstance(raised.value, ConfigError)
+
+
+LEFT = [  # what is given on continuing with nothing left to train
+    (".capturable=true", REFUSED[".capturable=true"]),
+    (".fused=true --{key}.foreach=true", TOGETHER % "foreach"),
+]
+
+
+def test_a_mistake_given_with_nothing_left_to_train_is_not_recorded(capsys):
+    run_dir = fit(*tiny("grpo"), *SMALL, "--trainer.accelerator=cpu")
+    before, key = (run_dir / "config.yaml").read_text(), "model.actor_optimizer"
+    for flags, message in LEFT:
+        given = f"--{key}{flags.format(key=key)}".split()
+        line = fails(capsys, "fit", f"--config={run_dir}/config.yaml", "--ckpt_path=last", *given)
+        assert line == f"error: {message.format(key=key)}"
+        assert (run_dir / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "cold_start"])
+def test_a_schedule_that_turns_training_around_is_refused(subcommand, capsys):
+    args, key = starts(subcommand)
+    args += [] if subcommand == "fit" else ["--data.batches_per_epoch=3"]
+    key = key.replace("optimizer", "scheduler")
+    given = [f"--{key}=torch.optim.lr_scheduler.StepLR", f"--{key}.step_size=1"]
+    line = fails(capsys, subcommand, *args, *given, f"--{key}.gamma=-1")
+    rate = "-0.0003" if subcommand == "fit" else "-0.003"
+    assert line == (
+        f"error: {key}=StepLR: makes the learning rate {rate} in step 2, with which a run climbs "
+        "its loss or diverges; choose other arguments"
+    )
+
+
+def test_a_rate_that_is_negative_once_nothing_trains_with_it_does_not_lose_the_run():
+    flags = ["--model.actor_scheduler=torch.optim.lr_scheduler.StepLR"]
+    flags += ["--model.actor_scheduler.step_size=2", "--model.actor_scheduler.gamma=-1"]
+    fit(*tiny("grpo"), *SMALL, *flags)
+
+
+def test_a_schedule_that_turns_training_around_is_refused_on_resuming_too(capsys):
+    key = "model.actor_scheduler"
+    flags = [f"--{key}=torch.optim.lr_scheduler.StepLR", f"--{key}.step_size=1"]
+    run_dir = fit(*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1", *flags)
+    on = [f"--config={run_dir}/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=3"]
+    line = fails(capsys, "fit", *on, f"--{key}.gamma=-1")
+    assert line.startswith(f"error: {key}=StepLR: makes the learning rate -0.0003 in step 2, with")
+
+
+def test_a_schedule_that_divides_by_zero_is_named(capsys):
+    key = "model.actor_scheduler"
+    given = [f"--{key}=torch.optim.lr_scheduler.PolynomialLR", f"--{key}.total_iters=1"]
+    line = fails(capsys, "fit", *tiny("grpo"), *SMALL, *given, f"--{key}.power=-1")
+    assert line == (
+        f"error: {key}: raised ZeroDivisionError: 0.0 cannot be raised to a negative power; "
+        "choose other arguments"
+    )
 
 
 @pytest.mark.parametrize("network", ["actor", "critic"])
@@ -966,7 +1187,11 @@ SLOTS = [
         "--model.actor_optimizer=torch.optim.LBFGS",
         r"actor_optimizer=LBFGS: needs a clos",
     ),
-    ("ppo", "--model.actor_optimizer.lr=-1", r"model\.actor_optimizer: Invalid learning rate: -1"),
+    (
+        "ppo",
+        "--model.actor_optimizer.lr=-1",
+        r"model\.actor_optimizer\.lr=-1\.0: must be at least 0$",
+    ),
     ("ppo", "--model.actor_optimizer.lr=1e400", r"model\.actor_optimizer\.lr=inf: must be finite"),
     (
         "grpo",
@@ -1055,7 +1280,8 @@ COLD = [
     ),
     (f"--data.batch_size={10**20}", r"data\.batch_size=1\d+: must be at most 1048576 responses"),
     ("--data.curriculum=-5", r"data\.curriculum=-5: must be at least 0"),
-    ("--model.optimizer.lr=-1", r"model\.optimizer: Invalid learning rate: -1"),
+    ("--model.optimizer.lr=-1", r"model\.optimizer\.lr=-1\.0: must be at least 0$"),
+    ("--trainer.accumulate_grad_batches=0", r"accumulate_grad_batches=0: must be at least 1$"),
     (
         "--model.scheduler.total_steps=9",
         r"model\.scheduler\.total_steps=9: the run steps .* \d+ tim",

@@ -124,6 +124,13 @@ def test_a_folder_that_holds_a_run_is_only_continued():
         assert choose_run_dir("run", subcommand, None) == "run"
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "run[red]x", ":smile:"])
+def test_a_folder_whose_name_looks_like_markup_is_shown_as_it_is(name, capsys):
+    Path(name).parent.mkdir(exist_ok=True)
+    run_dir = fit(*tiny("grpo"), *SMALL, run_dir=name)
+    assert f"  {run_dir / 'config.yaml'}\n" in capsys.readouterr().out
+
+
 # --- precision ------------------------------------------------------------------------------------
 
 

@@ -132,9 +132,12 @@ def test_shards_share_what_is_held_and_gather_what_runs():
 
 
 def test_what_optimizers_keep():
-    assert moments(lambda p: torch.optim.AdamW(p, lr=1.0), "") == 2
-    assert moments(lambda p: torch.optim.SGD(p, lr=1.0), "") == 0
-    assert moments(lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9), "") == 1
+    def kept(optimizer):
+        return moments(module_of(actor_optimizer=optimizer), "actor")
+
+    assert kept(lambda p: torch.optim.AdamW(p, lr=1.0)) == 2
+    assert kept(lambda p: torch.optim.SGD(p, lr=1.0)) == 0
+    assert kept(lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)) == 1
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -380,10 +380,10 @@ def test_second_moments_of_no_optimizer_are_negative_and_none_is_infinite(kind):
 
 
 MISTAKES = {  # what a new run would say
-    "optimizer.lr=-1": "optimizer: Invalid learning rate: -1.0",
+    "optimizer.lr=-1": "optimizer.lr=-1.0: must be at least 0",
     "optimizer.lr=1e400": "optimizer.lr=inf: must be finite",
     "optimizer.weight_decay=1e400": "optimizer.weight_decay=inf: must be finite",
-    "optimizer.betas=[0.5, 1.6]": "optimizer: Invalid beta parameter at index 1: 1.6",
+    "optimizer.betas=[0.5, 1.6]": "optimizer.betas=1.6: each must be at least 0 and below 1",
 }
 
 

@@ -27,6 +27,8 @@ class CriticMonitor(Callback):
     are of the critic before the update, while it learns alone and afterwards.
     `scripts/critic_report.py` draws them.
 
+    None of the numbers of parts and points may be above 1000.
+
     Args:
         positions: N, equal parts into which a response is cut.
         points: Points of the curves along a response.

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_reason.batch import Experience, RolloutBatch
-from lit_reason.errors import ConfigError
+from lit_reason.errors import require_parts
 from lit_reason.functional import masked_sum, relative_position
 
 
@@ -21,12 +21,12 @@ class EntropyMonitor(Callback):
     before the update.
 
     Args:
-        positions: N, equal parts into which a response is cut; 0 leaves positions out.
+        positions: N, equal parts into which a response is cut, at most 1000; 0 leaves positions
+            out.
     """
 
     def __init__(self, positions: int = 4) -> None:
-        if positions < 0:
-            raise ConfigError(f"EntropyMonitor.positions={positions}: must be at least 0")
+        require_parts("EntropyMonitor", least=0, positions=positions)
         self.positions = positions
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

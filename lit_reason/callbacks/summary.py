@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
 
+from lit_reason.errors import printable
 from lit_reason.restored import numbers
 
 
@@ -68,7 +69,8 @@ class RunSummary(Callback):
                 # what was not measured before, as the majority of answers nobody stated
                 before = self.before.get(name, math.nan)
                 table.add_row(name, f"{before:.3f}", f"{value:.3f}", self._interval(name))
-        console = Console()
+        # paths are shown as they are, also with what rich takes for its own
+        console = Console(markup=False, emoji=False, highlight=False)
         if self.after:
             console.print(table)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -76,10 +78,10 @@ class RunSummary(Callback):
             callback.closing(trainer) for callback in callbacks if hasattr(callback, "closing")
         ]
         for line in filter(None, lines):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            console.print(line, soft_wrap=True)
         folder = Path(trainer.default_root_dir)
         for path in sorted(p for p in folder.glob("*") if not p.name.startswith(".")):
-            console.print(f"  {path}", soft_wrap=True, highlight=False)
+            console.print(printable(f"  {path}"), soft_wrap=True)
 
 
 def _is_shown(name: str) -> bool:

@@ -87,6 +87,10 @@ def load(path: str, split: str, config: str | None, streaming: bool) -> Rows:
 
 def _check_file(file: Path, path: str) -> None:
     """Refuses what is no data set by its name, or is empty."""
+    if not path.strip():
+        raise ConfigError(
+            f"task.path={path}: names nothing; give a file, a folder or the id of a data set"
+        )
     if _ADDRESS.match(path):
         raise ConfigError(
             f"task.path={path}: is an address; download the data, and give the file or the folder"
