@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lit_reason.__main__ import main
-from lit_reason.errors import ConfigError, printable
+from lit_reason.errors import ConfigError, ConfigWarning, printable
 from lit_reason.secrecy import command_without_secrets, hidden_key, masked, without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
@@ -443,3 +444,17 @@ def test_a_class_is_not_imported_for_its_defaults(monkeypatch, tmp_path):
         text = yaml.safe_dump({"class_path": path, "init_args": {"token": "x"}})
         assert yaml.safe_load(without_secrets(text))["init_args"] == {"token": "…"}
     assert not Path("executed").exists()
+
+
+def test_a_checkpoint_that_runs_code_is_refused_unless_asked_for(capsys, recwarn):
+    run_dir = fit(*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1")
+    last = run_dir / "checkpoints" / "last.ckpt"
+    torch.save({**torch.load(last, weights_only=True), "more": Evil()}, last)
+    on = [f"--config={run_dir}/config.yaml", f"--ckpt_path={last}", "--trainer.max_epochs=2"]
+    assert "holds more than plain data" in fails(capsys, "fit", *on)
+    assert not Path("executed").exists()
+    assert not [w for w in recwarn if "may run code" in str(w.message)]
+    with pytest.warns(ConfigWarning, match=r"^weights_only=false: the checkpoint may run code; "):
+        main(["fit", *on, "--weights_only=false"])
+    assert Path("executed").exists()
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["weights_only"] is None
