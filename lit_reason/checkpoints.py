@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lit_reason.errors import ConfigError
+from lit_reason.errors import ConfigError, ConfigWarning
 from lit_reason.files import PARTIAL, save_tensors
 from lit_reason.plain import check_plain
 from lit_reason.restored import CHANGED
@@ -27,7 +28,7 @@ NAMED_FILES = ("best_model_path", "kth_best_model_path", "last_model_path")
 
 
 class Checkpoints(TorchCheckpointIO):
-    """Lightning's checkpoint files, replaced atomically and loaded with `weights_only=True`.
+    """Lightning's checkpoint files, replaced atomically and loaded as plain data.
 
     Lightning moves its file over from the folder for temporary files, which is a copy when that is
     another file system. Paths with a protocol, as `s3://`, are left to it.
@@ -63,6 +64,13 @@ class Checkpoints(TorchCheckpointIO):
         if "://" not in str(path):
             check_whole(Path(path))
         safe = weights_only is not False
+        if not safe:
+            warnings.warn(
+                "weights_only=false: the checkpoint may run code; leave it out, or take only one "
+                "whose writer you trust",
+                ConfigWarning,
+                stacklevel=1,
+            )
         with refusing(path):
             return super().load_checkpoint(path, map_location, weights_only=safe)
 

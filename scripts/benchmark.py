@@ -39,6 +39,8 @@ from benchmark_contenders import STAGES, work
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_reason.secrecy import command_without_secrets
+
 INSTEAD = {
     "max_new_tokens": "budget of a response",
     "rows": "most responses in a forward pass with gradient",
@@ -175,7 +177,8 @@ def main(args: list[str] | None = None) -> None:
         )
     parser.add_argument("--smollm2", default="smollm2", help="folder of the model of case c")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    options = parser.parse_args(args)
+    given = sys.argv[1:] if args is None else args
+    options = parser.parse_args(given)
     contenders = options.contenders
     if "c" in options.cases and not Path(options.smollm2, "config.json").is_file():
         parser.error(
@@ -186,7 +189,7 @@ def main(args: list[str] | None = None) -> None:
         parser.error("--contenders: trl is not installed; pip install trl, or name dapo and vapo")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     report: dict[str, Any] = {
-        "command": " ".join(["python", "scripts/benchmark.py", *(args or sys.argv[1:])]),
+        "command": " ".join(["python", "scripts/benchmark.py", *command_without_secrets(given)]),
         "environment": environment(),
         "cases": {},
     }
@@ -195,8 +198,8 @@ def main(args: list[str] | None = None) -> None:
     for name in options.cases:
         with tempfile.TemporaryDirectory() as folder:
             case = build_case(name, Path(folder), options.smollm2, **settings)
-            given = {key: getattr(options, key) for key in INSTEAD}
-            case = replace(case, **{key: value for key, value in given.items() if value})
+            instead = {key: getattr(options, key) for key in INSTEAD}
+            case = replace(case, **{key: value for key, value in instead.items() if value})
             result = compare(case, contenders)
         sizes = {k: v for k, v in asdict(case).items() if k not in ("model", "prompts")}
         sizes |= {"prompts": len(case.prompts)}

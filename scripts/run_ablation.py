@@ -30,6 +30,7 @@ from lit_reason.report.comparison import write_comparison
 from lit_reason.report.provenance import mixed
 from lit_reason.report.sweep import read_sweep
 from lit_reason.report.table import markdown, read_paper, tabulate
+from lit_reason.secrecy import command_without_secrets
 
 
 def main(args: list[str] | None = None) -> None:
@@ -42,7 +43,7 @@ def main(args: list[str] | None = None) -> None:
             ablation.check_configs()
         if given.dry_run:
             for point, seed in ablation.runs():
-                print(shlex.join(ablation.command(point, seed)))
+                print(shlex.join(command_without_secrets(ablation.command(point, seed))))
             return
         if given.jobs < 1:
             raise ConfigError(f"--jobs {given.jobs}: must be at least 1")
@@ -149,7 +150,7 @@ def report(ablation: Ablation, results: list[Result], papers: Path) -> None:
     facts = {
         "sweep": sweep.name,
         "overlays": list(ablation.overlays),
-        "extra": list(ablation.extra),
+        "extra": command_without_secrets(ablation.extra),
     }
     facts["runs"] = [vars(result) for result in results]
     files = write_comparison(table, curves, ablation.out, facts)

@@ -85,6 +85,44 @@ def test_a_dry_run_prints_the_commands_and_runs_nothing(sweep_file, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [["--a.client_secret=Zz9secret"], ["--a.k={password: Zz9secret}"], ["--a.h=Bearer Zz9secret"]],
+)
+def test_secrets_reach_the_runs_and_no_file(sweep_file, tmp_path, capsys, secret):
+    text = TRAIN.replace("run.mkdir()", "run.mkdir()\nassert 'Zz9secret' in str(args)")
+    (tmp_path / "train.py").write_text(text)
+    out = tmp_path / "out"
+    args = [sweep_file, "--out", out, "--", *secret, "--b=1"]
+    run_ablation(*args)
+    run_ablation(*args)  # the same command
+    assert calls(out) == ["x=1", "x=2"]
+    run_ablation(*args[:3], "--dry-run", *args[3:])
+    assert [row["status"] for row in rows(out)] == ["finished", "finished"]
+    for path in (path for path in out.rglob("*") if path.is_file()):
+        assert b"Zz9secret" not in path.read_bytes(), path
+    told = capsys.readouterr()
+    assert "Zz9secret" not in told.out + told.err
+    assert "…" in told.out
+    command = out / "x=1" / "seed_0" / "command.json"
+    words = json.loads(command.read_text())
+    assert words[-1] == "--b=1"
+    words[-2] = secret[0]  # as an earlier release wrote it
+    command.write_text(json.dumps(words))
+    run_ablation(*args)
+    assert calls(out) == ["x=1", "x=2"]
+    with pytest.raises(SystemExit):
+        run_ablation(*args[:-1], "--b=2")
+    assert "holds the result of another command" in capsys.readouterr().err
+
+
+def test_a_swept_secret_is_in_no_table(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN.replace('args["a.x"]', 'args.get("a.x", 1)'))
+    parameters = {"a.token": {"value": "Zz9secret"}, "a.y": {"values": [3, True]}}
+    run_ablation(write_sweep(tmp_path / "s.yaml", parameters=parameters), "--out", tmp_path / "out")
+    assert [(r["a.token"], r["a.y"]) for r in rows(tmp_path / "out")] == [("…", "3"), ("…", "True")]
+
+
 def test_finished_runs_are_skipped_and_half_finished_ones_start_again(sweep_file, tmp_path):
     out = tmp_path / "out"
     run_ablation(sweep_file, "--out", out)

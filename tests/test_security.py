@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lit_reason.__main__ import main
-from lit_reason.errors import ConfigError, printable
-from lit_reason.secrecy import hidden_key, masked, without_secrets
+from lit_reason.errors import ConfigError, ConfigWarning, printable
+from lit_reason.secrecy import command_without_secrets, hidden_key, masked, without_secrets
 from lit_reason.tasks import MathProblems, PlanCount
 from tests.conftest import ROOT, SMALL, fails, fit, tiny
 from tests.test_reward_parts import saved
@@ -184,12 +185,19 @@ def test_an_ordinary_line_is_told_as_it_is(line):
 
 
 @pytest.mark.parametrize(
-    "part", ["'secret_", "secret_", "token.", "://a:", "'token':", "token='", "{token: '", "a@://b"]
+    "part",
+    [
+        *("'secret_", "secret_", "token.", "://a:", "'token':", "token='", "{token: '", "a@://b"),
+        *("--a-", "--token ", "tokens=[", "token={", "a-", "A", "Bearer ", "name: a, value: '"),
+    ],
 )
 def test_the_time_to_mask_a_text_grows_with_its_length(part):
+    text = part[:1] + part * 10_000
     started = time.perf_counter()
-    masked(part[:1] + part * 10_000)
-    assert time.perf_counter() - started < 1
+    masked(text)
+    without_secrets(json.dumps({"a": text, "b": f"{text}="}))
+    command_without_secrets(["--x", f"--a={text}", text])
+    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -280,6 +288,20 @@ def test_nothing_in_our_configurations_sounds_secret(path):
         "template: see https://a.b … then answer",
         "rewards: {step_token: </s>, my_eos_token: x, think_end_token: y}",
         "url: http://localhost:8000/models/me@v1",
+        "{max_tokens: 4096, num_tokens: 1e9, token: 50256, secrets: 3, max_api_keys: 100000}",
+        "{tokens: all, tokens_per_batch: 8000000, token_ids: [1, 2], stop_tokens: [abc]}",
+        "{tokens: [50256, 3], special_tokens: {a: b}, tokenizer: gpt2}",
+        "{special_token: x, eot_token: y, prefix_token: z, token: </s>, hub_token: '<|eot|>'}",
+        "{secretary: abc, passwordless: abc, cookie_cutter: abc, pwd_dir: /x, author: me}",
+        "{access_key_column: abc, password_min_length: 8000, secrets_file: /run/x, token_type: a}",
+        "{key: abc, answer_key: abc, primary_key: abc, keyboard: abc, code: abc}",
+        "{use_auth_token: true, auth: false, password: null, api_key: ''}",
+        "template: 'Basic arithmetic'",
+        "template: 'Password: {problem}'",
+        "template: The bearer of 3 gifts",
+        "command: [run, --max-tokens, 30000, --seed=1]",
+        "env: [HF_TOKEN=$HF_TOKEN, 'HF_TOKEN=${HF_TOKEN}', A=b]",
+        "url: http://h/x?page=2&answer_key=3#part=1",
     ],
 )
 def test_what_is_no_secret_is_written_and_read_as_it_is(text):
@@ -287,6 +309,152 @@ def test_what_is_no_secret_is_written_and_read_as_it_is(text):
     assert hidden_key(yaml.safe_load(text)) is None
 
 
+CARRIED = [
+    {"password": 73519246},
+    {"password": 73.519246},
+    {"headers": {"Authorization": 73519246}},
+    {"headers": {"X-Auth": "Zz9secret"}},
+    {"secrets": [73519246]},
+    {"passwords": {"me": "Zz9secret"}},
+    {"tokens": {"me": "Zz9secret"}},
+    {"tokens": ["Zz9secret"]},
+    {"hf_tokens": ["Zz9secret"]},
+    {"hf_tokens": {"me": "Zz9secret"}},
+    *(
+        {name: "Zz9secret"}
+        for name in (
+            "token", "auth", "bearer", "jwt", "wandb_key", "encryption_key", "signing_key",
+            "account_key", "clientSecret", "dbpassword", "password_2", "secret_key", "db_pass",
+        )
+    ),
+    {"auth": ["me", "Zz9secret"]},
+    {"url": "https://me:Zz9secret@h/x@v1"},
+    {"url": "https://me:p@Zz9secret@h/x"},
+    {"url": "https://h/x#access_token=Zz9secret"},
+    {"url": "https://h/x;password=Zz9secret"},
+    {"url": "https://h/x?a=1&key=Zz9secret"},
+    {"url": "https://h/x?code=Zz9secret&a=1"},
+    {"database": "Server=h;Password=Zz9secret;x=1"},
+    {"headers": "Bearer Zz9secret"},
+    {"headers": "Basic Zz9secret"},
+    {"headers": ["Authorization: Bearer Zz9secret"]},
+    {"headers": ["x-api-key: Zz9secret"]},
+    {"headers": "Cookie: a=b; sid=Zz9secret"},
+    {"command": "curl -H 'Authorization: Bearer Zz9secret' http://h"},
+    {"command": "run --token Zz9secret"},
+    {"command": ["--token=Zz9secret"]},
+    {"command": ["--api-key", "Zz9secret", "-v"]},
+    {"env": "HF_TOKEN=Zz9secret"},
+    {"env": [{"name": "HF_TOKEN", "value": "Zz9secret"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", CARRIED, ids=str)
+def test_a_secret_is_written_in_no_form_and_missed_on_reading(settings):
+    text = yaml.safe_dump({"x": settings, "other": "kept"})
+    written = without_secrets(text)
+    assert not re.search("Zz9secret|519246", written)
+    assert yaml.safe_load(written)["other"] == "kept"
+    assert hidden_key(yaml.safe_load(written)).startswith("x.")
+    (flag,) = command_without_secrets([f"--x={yaml.safe_dump(settings, width=1000).strip()}"])
+    if not flag.startswith("--x={"):
+        (flag,) = command_without_secrets([f"--x={json.dumps(settings)}"])
+    assert not re.search("Zz9secret|519246", flag)
+
+
+@pytest.mark.parametrize("settings", CARRIED, ids=str)
+def test_a_secret_is_told_in_no_form(settings):
+    key, value = next(iter(settings.items()))
+    assert not re.search("Zz9secret|519246", masked(f"data.x: got {settings} there"))
+    assert not re.search("Zz9secret|519246", masked(f"data.x.{key}={value}: no such key"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data.x: got {'max_tokens': 4096, 'tokens': [1, 2], 'secretary': 'abcd'}",
+        "data.x: got {'special_token': 'abcd', 'use_auth_token': True}",
+        "callbacks.secret=Mine: no such class",
+        "callbacks.token.every_n=3000: must be at most 3",
+        "http://h/x?page=2&answer_key=3: cannot be reached",
+    ],
+)
+def test_an_ordinary_setting_is_told(line):
+    assert masked(line) == line
+
+
+def test_words_of_yaml_are_no_secrets():
+    assert masked("set it to null", [("data.x.token", "null")]) == "set it to null"
+
+
+def test_what_carries_a_secret_is_found_where_only_the_secret_is_said():
+    given = [("data.x.headers", "Bearer Zz9secret"), ("data.x.url", "http://me:pw55@h")]
+    assert masked("401 for Zz9secret, me:pw55", given) == "401 for …, …"
+
+
+def test_a_command_is_written_down_without_secrets_and_else_as_it_is():
+    ordinary = ["-m", "lit_reason", "--callbacks.token=parts.A", "--callbacks.token.n=3000"]
+    ordinary += ["--data.x={a: 1}", "--data.token=3", "--seed", "4", "--dry_run"]
+    assert command_without_secrets(ordinary) == ordinary
+    secret = ["--callbacks.a.password", "Zz9secret", "--callbacks.a.pwd=12345678"]
+    hidden = ["--callbacks.a.password", "…", "--callbacks.a.pwd=…"]
+    assert command_without_secrets(secret) == hidden
+
+
 @pytest.mark.parametrize("text", ["a: {token: x}", "a: [{password: x}]", "u: http://a?token=x"])
 def test_what_was_hidden_is_found_again(text):
     assert hidden_key(yaml.safe_load(without_secrets(text))) is not None
+
+
+DEFAULTS = """
+from lightning.pytorch import Callback
+
+class Base(Callback):
+    def __init__(self, token: str = "tok", n: int = 1, passwords: tuple[str, ...] = ("pw", "pw2")):
+        super().__init__()
+
+class Mine(Base):
+    def __init__(self, api_token: str = "mark", password: str = "changeme", **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_the_default_of_a_class_is_no_secret(monkeypatch, tmp_path, capsys):
+    """Nobody set it, so nobody can be asked to give it again."""
+    (tmp_path / "with_defaults.py").write_text(DEFAULTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    small = [*SMALL, "--data.rollouts_per_epoch=1"]
+    run_dir = fit(*tiny("grpo"), *small, "--callbacks.a=with_defaults.Mine")
+    saved = yaml.safe_load((run_dir / "config.yaml").read_text())["callbacks"]["a"]["init_args"]
+    assert (saved["api_token"], saved["password"], saved["token"]) == ("mark", "changeme", "tok")
+    assert list(saved["passwords"]) == ["pw", "pw2"]
+    on = [f"--config={run_dir}/config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2"]
+    main(["fit", *on])
+    other = "a: {class_path: with_defaults.Mine, init_args: {password: changed, api_token: mark}}"
+    assert without_secrets(other).split("init_args:")[1].split() == [
+        "password:", "…", "api_token:", "mark"
+    ]  # fmt: skip
+    assert "keeps no secrets" not in capsys.readouterr().err
+
+
+def test_a_class_is_not_imported_for_its_defaults(monkeypatch, tmp_path):
+    (tmp_path / "never_imported.py").write_text(RUN)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("never_imported.A", "never_imported", "", None, 3, "os.path.nothing", "os"):
+        text = yaml.safe_dump({"class_path": path, "init_args": {"token": "x"}})
+        assert yaml.safe_load(without_secrets(text))["init_args"] == {"token": "…"}
+    assert not Path("executed").exists()
+
+
+def test_a_checkpoint_that_runs_code_is_refused_unless_asked_for(capsys, recwarn):
+    run_dir = fit(*tiny("grpo"), *SMALL, "--data.rollouts_per_epoch=1")
+    last = run_dir / "checkpoints" / "last.ckpt"
+    torch.save({**torch.load(last, weights_only=True), "more": Evil()}, last)
+    on = [f"--config={run_dir}/config.yaml", f"--ckpt_path={last}", "--trainer.max_epochs=2"]
+    assert "holds more than plain data" in fails(capsys, "fit", *on)
+    assert not Path("executed").exists()
+    assert not [w for w in recwarn if "may run code" in str(w.message)]
+    with pytest.warns(ConfigWarning, match=r"^weights_only=false: the checkpoint may run code; "):
+        main(["fit", *on, "--weights_only=false"])
+    assert Path("executed").exists()
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["weights_only"] is None

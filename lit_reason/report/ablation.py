@@ -2,7 +2,7 @@
 
 A point's folder holds `command.json` (written first: the folder is this runner's), `log.txt`, the
 run folder `run`, and once it has ended `result.json`. A second call therefore continues the first;
-what failed is run again.
+what failed is run again. Secrets of a command reach the run, and none of these files.
 `results.csv` has a row a run, `curves.csv` a row a rollout.
 """
 
@@ -27,6 +27,7 @@ from lit_reason.report.curves import Curve, curve_of, write_curves
 from lit_reason.report.history import read_run
 from lit_reason.report.provenance import commit, config_hash
 from lit_reason.report.sweep import Point, Sweep, check_seeds
+from lit_reason.secrecy import command_without_secrets, setting_without_secrets
 
 # the page and the table read the files of the run; a bar would only fill the log
 QUIET = ("--trainer.logger=null", "--trainer.enable_progress_bar=false")
@@ -108,7 +109,7 @@ class Ablation:
         return self.out / point.name / f"seed_{seed}"
 
     def command(self, point: Point, seed: int) -> list[str]:
-        """The whole command of a run."""
+        """The whole command of a run, with its secrets."""
         own = [f"--run_dir={self.folder(point, seed) / 'run'}", *QUIET]
         return self.sweep.arguments(point, seed, self.overlays, [*own, *self.extra])
 
@@ -221,7 +222,8 @@ class Ablation:
         if folder.is_dir():
             shutil.rmtree(folder)  # half-finished; `check` has seen that it is this runner's
         folder.mkdir(parents=True)
-        write_text(folder / "command.json", json.dumps(command, indent=1))
+        told = command_without_secrets(command)
+        write_text(folder / "command.json", json.dumps(told, indent=1))
         return start(command, folder / "log.txt")
 
     def _result(self, run: Started, status: int) -> Result:
@@ -252,7 +254,10 @@ class Ablation:
         """Rewrites `results.csv`, with the values of the swept keys, and `curves.csv`."""
         places = {point.name: i for i, point in enumerate(self.points)}
         rows = sorted(results.values(), key=lambda r: (r.seed, places[r.point]))
-        values = {point.name: point.values for point in self.points}
+        values = {
+            point.name: {k: setting_without_secrets(k, str(v)) for k, v in point.values.items()}
+            for point in self.points
+        }
         columns = ["point", *self.sweep.grid, *(f.name for f in fields(Result)[1:])]
         path = self.out / "results.csv"
         with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
@@ -282,13 +287,14 @@ def outcome(folder: Path, metric: str) -> tuple[float | None, float | None, int]
 
 
 def setting(command: Sequence[str]) -> list[str]:
-    """What a command asks for, wherever its folder and the interpreter are.
+    """What a command asks for, wherever its folder and the interpreter are, without secrets.
 
     Example:
         >>> setting(["/usr/bin/python3", "-m", "lit_reason", "--run_dir=a/run", "--model.x=1"])
         ['-m', 'lit_reason', '--model.x=1']
     """
-    return [word for word in command[1:] if not word.startswith("--run_dir=")]
+    own = [word for word in command[1:] if not word.startswith("--run_dir=")]
+    return command_without_secrets(own)
 
 
 def read_result(path: Path) -> Result | None:
