@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Container, Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,6 +24,8 @@ from lit_reason.restored import CHANGED, is_plain
 from lit_reason.rewards import Correctness, Reward
 
 if TYPE_CHECKING:
+    from lit_reason.backbones import Backbone
+    from lit_reason.callbacks import ValuePretraining
     from lit_reason.data import RolloutDataModule
     from lit_reason.filters import GroupFilter
     from lit_reason.module import ReasonModule
@@ -175,10 +178,9 @@ def check_samples(module: ReasonModule, data: RolloutDataModule) -> None:
 def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
     """Warns of what a run of this length, or one without a critic, does not do."""
     if module.value is None:
-        why, start = "without a critic", module.backbone.critic_init
-        sees_all, given = data.critic_sees_all or None, None if start == "policy" else start
-        warn_of_no_effect(why, {"data.critic_sees_all": sees_all}, "false")
-        warn_of_no_effect(why, {"model.backbone.critic_init": given}, "policy")
+        sees_all = {"data.critic_sees_all": data.critic_sees_all or None}
+        warn_of_no_effect("without a critic", sees_all, "false")
+        warn_of_no_critic(module.backbone, "without a critic")
     total = (module.trainer.max_epochs or 0) * data.rollouts_per_epoch
     if module.reference_refresh is not None and 0 < total < module.reference_refresh:
         warnings.warn(
@@ -187,6 +189,19 @@ def warn_of_sizes(module: ReasonModule, data: RolloutDataModule) -> None:
             ConfigWarning,
             stacklevel=2,
         )
+
+
+def warn_of_no_critic(backbone: Backbone, why: str) -> None:
+    """Warns of what a backbone would only do to a critic.
+
+    Args:
+        backbone: Of a module that has none.
+        why: Ends the sentence "has no effect ...".
+    """
+    start, share = backbone.critic_init, getattr(backbone, "share", True)
+    given = {"model.backbone.critic_init": None if start == "policy" else start}
+    warn_of_no_effect(why, given, "policy")
+    warn_of_no_effect(why, {"model.backbone.share": None if share else "false"}, "true")
 
 
 def warn_of_demonstrations(data: RolloutDataModule, flags: Mapping[str, str]) -> None:
@@ -202,15 +217,24 @@ def warn_of_demonstrations(data: RolloutDataModule, flags: Mapping[str, str]) ->
         warn_of_no_effect("outside cold_start", given, "its default")
 
 
-def warn_of_frozen_policy(module: ReasonModule, watched: bool, flags: Mapping[str, str]) -> None:
-    """Warns of flags that a run whose policy never trains does not read.
+def warn_of_frozen_policy(
+    module: ReasonModule,
+    stage: ValuePretraining,
+    watched: bool,
+    flags: Mapping[str, str],
+    continued: bool = False,
+) -> None:
+    """Warns of what a run whose policy never trains does not read.
 
-    They stand in files for runs that train both networks, so that only the command line counts.
+    Settings of the module stand in files for runs that train both networks, so that of them only
+    the command line counts.
 
     Args:
         module: With the sizes of the updates.
+        stage: What keeps the policy as it is.
         watched: A callback shows the advantages that nothing learns from.
         flags: The command line.
+        continued: The policy is that of a checkpoint, which may be another one than the reference.
     """
     unread = ["policy", "terms", "actor_scheduler", "old_logprobs", "reference_refresh"]
     unread += ["advantage.lam_critic"]
@@ -218,6 +242,8 @@ def warn_of_frozen_policy(module: ReasonModule, watched: bool, flags: Mapping[st
         unread += [f"advantage.{name}" for name in ("lam_policy", "alpha", "lambda_min", "whiten")]
     if module.update.critic_epochs is not None:
         unread.append("update.epochs")
+    if module.kl_in_reward and not continued:
+        unread.append("kl_in_reward")
     actor, critic = (module.optimizer_factories[name] for name in ("actor", "critic"))
     if actor is not critic:
         unread.append("actor_optimizer")
@@ -227,6 +253,10 @@ def warn_of_frozen_policy(module: ReasonModule, watched: bool, flags: Mapping[st
         if value != "null" and any(f"{key}.".startswith(f"model.{name}.") for name in unread)
     }
     warn_of_no_effect("while the policy never trains", given, "its default")
+    usual = signature(type(stage).__init__).parameters["min_delta"].default
+    if stage.patience is None and stage.min_delta != usual:
+        rise = {"ValuePretraining.min_delta": stage.min_delta}
+        warn_of_no_effect("without a patience", rise, str(usual))
 
 
 def check_schedule(key: str, schedule: Any, steps: int) -> None:

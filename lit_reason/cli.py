@@ -89,8 +89,10 @@ from lit_reason.run_dir import (
 from lit_reason.secrecy import masked
 from lit_reason.stopping import StopSignals, stop_in, stopping_at_once
 from lit_reason.trainer_checks import (
+    check_acting,
     check_callbacks,
     check_checkpoint,
+    check_clipping,
     check_distinct,
     check_length,
     check_manual_optimization,
@@ -199,6 +201,11 @@ class ReasonCLI(LightningCLI):
             if build := getattr(action, "instantiate_classes", None):
                 action.instantiate_classes = partial(build_placed, build, action.dest)
 
+    @property
+    def asked(self) -> str:
+        """The subcommand of the command line, of which Lightning knows `cold_start` as `fit`."""
+        return "cold_start" if self.model_class is ColdStart else str(self.subcommand)
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would load the whole checkpoint for hyper-parameters it lacks."""
 
@@ -228,12 +235,15 @@ class ReasonCLI(LightningCLI):
         if self.model_class is ReasonModule:
             check_manual_optimization(config.trainer)
             check_strategy(config.trainer)
+        else:
+            check_clipping(config.trainer)
         if self.subcommand == "fit":
             data = config.data
             check_length(
                 config.trainer, data.get("rollouts_per_epoch") or data.get("batches_per_epoch")
             )
-        warn_of_unused(str(self.subcommand), config.trainer, dict(flags(ReasonParser.arguments)))
+        given = dict(flags(ReasonParser.arguments))
+        warn_of_unused(self.asked, config.trainer, given, ReasonParser.defaults)
         if config.dry_run is not False:
             self._prepare_dry_run(config)
         path = self._checkpoint(config)
@@ -266,7 +276,7 @@ class ReasonCLI(LightningCLI):
         for family in FAMILIES:
             if isinstance(config.get(family), dict):
                 config[family] = without_dropped(family, config[family], given)
-        if self.subcommand == "fit" and config.data.get("val_task", 0) is None:
+        if config.data.get("val_task", 0) is None:
             text = "data.val_task=null: evaluation uses the training problems; name a task"
             warnings.warn(f"{text} of held-out ones", ConfigWarning, stacklevel=1)
 
@@ -279,9 +289,11 @@ class ReasonCLI(LightningCLI):
             warn_of_demonstrations(self.datamodule, given)
             if self.subcommand == "fit":
                 check_sizes(self.model, self.datamodule)
-            if self.subcommand == "fit" and any(isinstance(c, ValuePretraining) for c in callbacks):
+            stage = next((c for c in callbacks if isinstance(c, ValuePretraining)), None)
+            if self.subcommand == "fit" and stage is not None:
                 watched = any(isinstance(c, CriticMonitor) for c in callbacks)
-                warn_of_frozen_policy(self.model, watched, given)
+                continued = bool(self._get(self.config, "ckpt_path"))
+                warn_of_frozen_policy(self.model, stage, watched, given, continued)
 
     def _prepare_dry_run(self, config: Any) -> None:
         """Leaves nothing of a run but its rollouts."""
@@ -320,6 +332,7 @@ class ReasonCLI(LightningCLI):
         given = [*as_list(config.get("callbacks")), *named]
         keys = {id(part): f"callbacks.{name}" for name, part in callbacks.items()}
         check_distinct(given, keys)
+        check_acting(self.asked, given, keys, dict(flags(ReasonParser.arguments)))
         if self.model_class is ReasonModule:
             check_steps(given, keys)
         kwargs |= {
@@ -381,7 +394,7 @@ class ReasonCLI(LightningCLI):
 
     def _standard_callbacks(self, config: Any, given: list[Callback]) -> list[Callback]:
         added: list[Callback] = [RunSummary()]
-        if self.subcommand == "predict":
+        if self.subcommand == "predict" and not any(isinstance(c, PredictionWriter) for c in given):
             added.append(PredictionWriter())
         wants_bar = config.get("enable_progress_bar") is not False
         if wants_bar and not any(isinstance(c, ProgressBar) for c in given):

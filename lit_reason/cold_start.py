@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 from lit_reason.backbones import Backbone
 from lit_reason.batch import Group, Response, RolloutBatch
 from lit_reason.checkpoints import keep_own_files
-from lit_reason.checks import check_schedule, check_weights
+from lit_reason.checks import check_schedule, check_weights, warn_of_no_critic
 from lit_reason.encoding import encode_prompt
 from lit_reason.errors import ConfigError, naming, require_at_least_one, require_room
 from lit_reason.export import save_policy
@@ -62,6 +62,7 @@ class ColdStart(LightningModule):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        warn_of_no_critic(backbone, "on cold_start, which trains no critic")
         self.backbone = backbone
         self.optimizer_factories = {"actor": optimizer}
         self.scheduler_factories = {"actor": scheduler}

@@ -23,6 +23,8 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 def writing(path: Path) -> Iterator[None]:
     """Names the file when something goes wrong in the block, and says what to do.
 
+    When the block has ended, what it wrote is on the disk, also if the power fails then.
+
     Args:
         path: The file that is written, or a folder of which all is written.
 
@@ -30,7 +32,12 @@ def writing(path: Path) -> Iterator[None]:
         OSError: The disk is full, or the folder cannot be written.
     """
     try:
+        new = not path.exists()
         yield
+        if path.exists():
+            sync(path)
+        if new:
+            sync(path.parent)
     except (OSError, SafetensorError) as error:
         number = _number(error)
         if number is None:
@@ -48,11 +55,32 @@ def _number(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
+def sync(path: Path) -> None:
+    """Waits until a file is on the disk, or the names in a folder.
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        OSError: The disk cannot hold it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:  # some file systems keep names without being asked, and refuse to be
+        if not path.is_dir():
+            raise
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, whose file takes the place of `path` when the block ends.
 
-    A crash, a kill or a full disk inside the block leaves the earlier file as it was.
+    A crash, a kill, a full disk or a power failure inside the block leaves the earlier file as it
+    was.
 
     Args:
         path: The file to replace; its folder is made if there is none.
@@ -68,9 +96,9 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield partial
             give_usual_mode(partial)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(partial)  # or the name might be on the disk before what it stands for
             partial.replace(path)
+            sync(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -96,11 +124,15 @@ def filling(folder: Path) -> Iterator[Path]:
             rmtree(partial, ignore_errors=True)  # a killed run left it
             partial.mkdir(parents=True)
             yield partial
-            for file in [path for path in sorted(partial.rglob("*")) if path.is_file()]:
+            files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+            for file in files:
                 give_usual_mode(file)
+                sync(file)
+            for file in files:
                 target = folder / file.relative_to(partial)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
+                sync(target.parent)
         finally:
             rmtree(partial, ignore_errors=True)
             if new and folder.is_dir() and not any(folder.iterdir()):

@@ -9,20 +9,28 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
+    ProgressBar,
     SpikeDetection,
     StochasticWeightAveraging,
     Timer,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_reason.errors import ConfigError, ConfigWarning, warn_of_no_effect
-from lit_reason.explain import PRECISIONS
+from lit_reason.errors import (
+    STILL,
+    ConfigError,
+    ConfigWarning,
+    require_float32,
+    warn_of_no_effect,
+)
+from lit_reason.explain import PRECISIONS, class_hint
 from lit_reason.run_dir import newest_checkpoint, typed
 from lit_reason.sharding import FSDP2, NAME
 
@@ -40,7 +48,41 @@ OF_STEPS = (
 )
 # what each subcommand reads; as the others stand in files that serve all of them, they are looked
 # for on the command line only
-STAGES = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+STAGES = {
+    "fit": "train",
+    "validate": "val",
+    "test": "test",
+    "predict": "predict",
+    "cold_start": "train",
+}
+# what no subcommand reads, and why; and what those of reinforcement learning alone do
+UNREAD = {
+    "default_root_dir": "the folder of the run is run_dir",
+    "sync_batchnorm": "no network has batch norm",
+    "use_distributed_sampler": "the loaders share problems out themselves",
+    "reload_dataloaders_every_n_epochs": "the loaders hold nothing that could be read again",
+    "enable_autolog_hparams": "every logger is given the configuration",
+    "model_registry": "checkpoints stay in RUN_DIR/checkpoints",
+}
+OF_EVALUATIONS = (
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "check_val_every_n_epoch",
+    "val_check_interval",
+    "num_sanity_val_steps",
+    "inference_mode",
+)
+# beginnings of the hooks of a callback that a subcommand never calls
+TRAINING = ("on_fit_", "on_train_", "on_sanity_", "on_before_", "on_after_", "on_save_", "on_load_")
+VALIDATION, TEST, PREDICTION = "on_validation_", "on_test_", "on_predict_"
+NEVER_CALLED = {
+    "fit": (TEST, PREDICTION),
+    "cold_start": (VALIDATION, TEST, PREDICTION),
+    "validate": (*TRAINING, TEST, PREDICTION),
+    "test": (*TRAINING, VALIDATION, PREDICTION),
+    "predict": (*TRAINING, VALIDATION, TEST),
+}
 
 
 def check_sections(config: Any, names: Sequence[str]) -> None:
@@ -220,13 +262,37 @@ def check_length(trainer: Any, batches_per_epoch: int) -> None:
         )
 
 
-def warn_of_unused(subcommand: str, trainer: Any, flags: Mapping[str, str]) -> None:
-    """Refuses an evaluation of nothing, and warns of flags that the subcommand does not read.
+def check_clipping(trainer: Any) -> None:
+    """Refuses bounds of a cold start's gradients that are none; 0 and null are no bound.
+
+    Warns of one that clips everything, and of a way to clip where nothing is clipped.
+
+    Args:
+        trainer: Settings of the Trainer.
+
+    Raises:
+        ConfigError: A negative number, or one that float32 does not hold.
+    """
+    key, clip = "trainer.gradient_clip_val", trainer.get("gradient_clip_val")
+    require_float32(key, clip or None, ", or null", unbounded=True)
+    if clip and clip < STILL:
+        text = f"{key}={clip}: clips every gradient to nothing; choose 1, or null"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    if not clip:
+        way = {"trainer.gradient_clip_algorithm": trainer.get("gradient_clip_algorithm")}
+        warn_of_no_effect(f"without {key}", way)
+
+
+def warn_of_unused(
+    subcommand: str, trainer: Any, flags: Mapping[str, str], defaults: Mapping[str, Any]
+) -> None:
+    """Refuses an evaluation of nothing, and warns of settings that the subcommand does not read.
 
     Args:
         subcommand: The one that runs.
         trainer: Settings of the Trainer.
         flags: The command line.
+        defaults: Of every key.
 
     Raises:
         ConfigError: No batch would be evaluated.
@@ -234,19 +300,78 @@ def warn_of_unused(subcommand: str, trainer: Any, flags: Mapping[str, str]) -> N
     own = STAGES[subcommand]
     if own != "train" and trainer.get(f"limit_{own}_batches") == 0:
         raise ConfigError(f"trainer.limit_{own}_batches=0: nothing would be evaluated; raise it")
+    for name, why in UNREAD.items():
+        for key, value in _given([name], trainer, flags, defaults).items():
+            text = f"{key}={value}: has no effect; {why}; leave it out"
+            warnings.warn(text, ConfigWarning, stacklevel=2)
+    if subcommand == "cold_start":
+        given = _given(OF_EVALUATIONS, trainer, flags, defaults)
+        warn_of_no_effect("on cold_start, which evaluates nothing", given, "its default")
+        return
     read = {own, "val"} if own == "train" else {own}
     others = {f"trainer.limit_{stage}_batches" for stage in STAGES.values() if stage not in read}
-    given = {key: value for key, value in flags.items() if key in others}
-    warn_of_no_effect(f"on {subcommand}", given)
-    ours = {
-        "trainer.default_root_dir": "; the folder of the run is run_dir",
-        "trainer.sync_batchnorm": "; no network has batch norm",
-        "trainer.use_distributed_sampler": "; the loaders share problems out themselves",
-    }
-    for key, why in ours.items():
-        if key in flags:
-            text = f"{key}={flags[key]}: has no effect{why}"
-            warnings.warn(text, ConfigWarning, stacklevel=2)
+    warn_of_no_effect(f"on {subcommand}", {k: v for k, v in flags.items() if k in others})
+
+
+def _given(
+    names: Iterable[str], trainer: Any, flags: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, object]:
+    """Settings of the Trainer that the user gave.
+
+    In a file only what is no default counts: the `config.yaml` of a run holds every key.
+    """
+    found = {}
+    for name in names:
+        key = f"trainer.{name}"
+        if key in flags or trainer.get(name) != defaults.get(key):
+            found[key] = flags.get(key, trainer.get(name))
+    return found
+
+
+def check_acting(
+    subcommand: str, callbacks: Iterable[object], names: Mapping[int, str], flags: Mapping[str, str]
+) -> None:
+    """Warns of callbacks that the subcommand never calls.
+
+    Those of another subcommand stand in files that serve all of them, so that of them only what the
+    command line names is warned of.
+
+    Args:
+        subcommand: The one that runs.
+        callbacks: All that were configured.
+        names: Keys of those that have one, by their `id`.
+        flags: The command line.
+
+    Raises:
+        ConfigError: One is Lightning's base class, as which the parser takes an empty mapping.
+    """
+    for callback in callbacks:
+        key, kind = names.get(id(callback), "trainer.callbacks"), type(callback)
+        if kind is Callback:
+            hint = class_hint(key, Callback)
+            given = flags.get(key, kind.__name__)
+            raise ConfigError(f"{key}={given}: names no class that does anything; {hint}")
+        hooks = _hooks(callback)
+        called = [name for name in hooks if not name.startswith(NEVER_CALLED[subcommand])]
+        if called or isinstance(callback, ProgressBar) or (hooks and key not in flags):
+            continue
+        where = f"on {subcommand}" if hooks else "as it has no hook"
+        text = f"{key}={kind.__name__}: has no effect {where}; leave it out"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+
+
+def _hooks(callback: object) -> list[str]:
+    """Names of the hooks through which a callback acts."""
+    foreign = not type(callback).__module__.startswith(("lightning.", "lit_reason."))
+    # known ones only prepare in `setup` what another hook does, and keep of it what it needs
+    generic = ["setup", "teardown", "state_dict", "load_state_dict"] if foreign else []
+    names = [name for name in dir(Callback) if name.startswith("on_")]
+    own = [
+        name
+        for name in [*names, *generic]
+        if name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+    ]
+    return [*own, *(["on_stage"] if hasattr(callback, "on_stage") else [])]
 
 
 def check_callbacks(callbacks: Mapping[str, object]) -> None:

@@ -1,7 +1,9 @@
 """Files that are there whole or not at all, and those with one JSON object a line."""
 
+import errno
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from lit_reason.files import (
     write_text,
 )
 from lit_reason.jsonl import append_rows, drop_from, is_cut, read_rows
+from lit_reason.loggers import MetricsFile
 from tests.conftest import full_disk
 
 PATH = Path("rows.jsonl")
@@ -96,6 +99,81 @@ def test_a_full_disk_is_an_error_of_the_file_and_leaves_nothing_behind(write):
     assert error.value.filename in ("new/file", "new/folder")
     if write is not WRITERS["rows"]:  # a row that was cut off is left out by who reads it
         assert not list(path.parent.iterdir())
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """What is asked of the system, in order: (what, number of the file, bytes in it by then)."""
+    asked, fsync, replace = [], os.fsync, Path.replace
+
+    def synced(descriptor):
+        found = os.fstat(descriptor)
+        asked.append(("sync", found.st_ino, found.st_size))
+        fsync(descriptor)
+
+    def renamed(path, target):
+        found = path.stat()
+        asked.append(("rename", found.st_ino, found.st_size))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return asked
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_file_is_on_the_disk_before_it_takes_its_name_and_its_name_is_afterwards(write, done):
+    """Or a power failure would leave the name of a file that is empty or cut off."""
+    path = Path("new/file")
+    path.parent.mkdir()
+    write(path)
+    written = [p.stat() for p in Path("new").rglob("*") if p.is_file()]
+    assert len(written) == (2 if write is WRITERS["folder"] else 1)
+    for file in written:
+        (folder,) = {
+            p.parent.stat().st_ino for p in Path("new").rglob("*") if p.stat().st_ino == file.st_ino
+        }
+        synced = done.index(("sync", file.st_ino, file.st_size))
+        named = synced
+        if write is not WRITERS["rows"]:  # which are appended to the file itself
+            named = done.index(("rename", file.st_ino, file.st_size))
+            assert synced < named
+        assert folder in [number for what, number, _ in done[named:] if what == "sync"]
+
+
+def test_rows_are_on_the_disk_as_soon_as_they_are_written(done):
+    """A checkpoint that is written after them must not be there without them."""
+    for rows in ROWS[:2], ROWS[2:]:
+        append_rows(PATH, rows)
+        assert ("sync", PATH.stat().st_ino, PATH.stat().st_size) in done
+    logger = MetricsFile("run")
+    for step in range(2):
+        logger.log_metrics({"reward": 1.0}, step)
+        logger.save()
+        found = Path("run/metrics.csv").stat()
+        assert ("sync", found.st_ino, found.st_size) in done
+
+
+def test_a_file_system_that_syncs_no_folders_is_written_to(monkeypatch):
+    def refuses(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    write_text(PATH, "new")
+    assert PATH.read_text() == "new"
+
+
+def test_a_file_that_the_disk_does_not_keep_is_one_line_and_takes_no_name(monkeypatch):
+    def refuses(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    PATH.write_text("earlier")
+    monkeypatch.setattr(os, "fsync", refuses)
+    with pytest.raises(OSError, match=r"cannot be written \(Input/output error\); choose a place"):
+        write_text(PATH, "new")
+    assert PATH.read_text() == "earlier"
+    assert [path.name for path in Path().iterdir()] == [PATH.name]
 
 
 def test_a_folder_is_filled_whole_and_may_hold_what_a_kill_left_behind():

@@ -301,7 +301,7 @@ def test_what_nothing_reads_while_the_policy_never_trains_is_warned_of(flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        [*PRETRAIN, "--model.advantage.lam_policy=0.9", "--model.kl_in_reward=0.1"],
+        [*PRETRAIN, "--model.advantage.lam_policy=0.9"],
         [*tiny("vapo"), *SMALL, "--callbacks.value_warmup=ValuePretraining"],
     ],
 )
