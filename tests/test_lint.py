@@ -413,3 +413,15 @@ def test_the_configuration_of_a_run_repeats_it_without_a_warning():
     assert warned("cold_start", "--config=cold/config.yaml", "--run_dir=again") == []
     fit(*VAPO)
     assert warned("fit", "--config=run/config.yaml", "--run_dir=new", "--dry_run=true") == []
+
+
+def test_a_section_that_is_null_in_a_file_is_refused(capsys):
+    Path("null.yaml").write_text("trainer: null\n")
+    line = fails(capsys, "fit", *GRPO, "--config=null.yaml")
+    assert line == "error: trainer=null: cannot be null; leave it out for its defaults"
+
+
+def test_a_network_of_a_checkpoint_that_nothing_uses_is_warned_of():
+    last = fit(*tiny("ppo"), *SMALL) / "checkpoints" / "last.ckpt"
+    (line,) = warned("validate", *GRPO, f"--ckpt_path={last}")
+    assert line == "ckpt_path: its critic is not used by this configuration"
