@@ -12,6 +12,8 @@ from zipfile import is_zipfile
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BaseFinetuning,
+    BasePredictionWriter,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -343,10 +345,15 @@ def check_acting(
         flags: The command line.
 
     Raises:
-        ConfigError: One is Lightning's base class, as which the parser takes an empty mapping.
+        ConfigError: One is a base class of Lightning's, as which the parser takes an empty mapping.
     """
     for callback in callbacks:
         key, kind = names.get(id(callback), "trainer.callbacks"), type(callback)
+        if kind in (BaseFinetuning, BasePredictionWriter):
+            raise ConfigError(
+                f"{key}={kind.__name__}: is a base class of others, which say what it does; give "
+                "one of your own, or leave it out"
+            )
         if kind is Callback:
             hint = class_hint(key, Callback)
             given = flags.get(key, kind.__name__)
@@ -377,10 +384,17 @@ def _hooks(callback: object) -> list[str]:
 def check_callbacks(callbacks: Mapping[str, object]) -> None:
     """Refuses callbacks of rollouts in a cold start, which has none.
 
+    And those of Lightning's that look for attributes of a module that this one has not.
+
     Raises:
         ConfigError: The first such callback.
     """
     for name, callback in callbacks.items():
+        if isinstance(callback, BackboneFinetuning | LearningRateFinder):
+            raise ConfigError(
+                f"callbacks.{name}={type(callback).__name__}: reads attributes that the module of "
+                "cold_start has not; leave it out, and set model.optimizer.lr"
+            )
         if type(callback).__module__.startswith("lit_reason.callbacks."):
             raise ConfigError(
                 f"callbacks.{name}={type(callback).__name__}: acts on rollouts, and cold_start has "

@@ -156,6 +156,11 @@ REFUSED = [
         "--callbacks.x.swa_lrs=0.1",
         r"callbacks\.x=StochasticWeightAveraging: .*EMAWeightAveraging averages weights",
     ),
+    (
+        "grpo",
+        "--callbacks.x=lightning.pytorch.callbacks.BasePredictionWriter",
+        r"callbacks\.x=BasePredictionWriter: is a base class of others, .*one of your own",
+    ),
     # an empty mapping, as which the parser takes a callback that does nothing
     (
         "grpo",
@@ -168,6 +173,21 @@ REFUSED = [
         r"x=lightning\.pytorch\.Callback: names",
     ),
 ]
+
+
+LIGHTNINGS = {
+    "BackboneFinetuning": "reads attributes that the module of cold_start has not; leave it out",
+    "LearningRateFinder": "reads attributes that the module of cold_start has not; leave it out",
+    "BaseFinetuning": "is a base class of others, which say what it does; give one of your own",
+}
+
+
+@pytest.mark.parametrize("name", LIGHTNINGS)
+def test_callbacks_that_would_fail_in_a_cold_start_are_refused(name, capsys):
+    given = f"--callbacks.x=lightning.pytorch.callbacks.{name}"
+    line = fails(capsys, "cold_start", *COLD, given, "--run_dir=run")
+    assert line.startswith(f"error: callbacks.x={name}: {LIGHTNINGS[name]}")
+    assert not Path("run").exists()
 
 
 @pytest.mark.filterwarnings("ignore:data.sampling.top_p")
@@ -393,3 +413,15 @@ def test_the_configuration_of_a_run_repeats_it_without_a_warning():
     assert warned("cold_start", "--config=cold/config.yaml", "--run_dir=again") == []
     fit(*VAPO)
     assert warned("fit", "--config=run/config.yaml", "--run_dir=new", "--dry_run=true") == []
+
+
+def test_a_section_that_is_null_in_a_file_is_refused(capsys):
+    Path("null.yaml").write_text("trainer: null\n")
+    line = fails(capsys, "fit", *GRPO, "--config=null.yaml")
+    assert line == "error: trainer=null: cannot be null; leave it out for its defaults"
+
+
+def test_a_network_of_a_checkpoint_that_nothing_uses_is_warned_of():
+    last = fit(*tiny("ppo"), *SMALL) / "checkpoints" / "last.ckpt"
+    (line,) = warned("validate", *GRPO, f"--ckpt_path={last}")
+    assert line == "ckpt_path: its critic is not used by this configuration"
