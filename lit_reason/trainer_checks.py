@@ -213,16 +213,21 @@ def check_numbers(trainer: Any) -> None:
         )
 
 
+def _seconds(key: str, time: Any) -> float | None:
+    """Seconds of a time as Lightning reads it."""
+    try:
+        return Timer(time).time_remaining()
+    except (TypeError, ValueError, OverflowError, MisconfigurationException) as error:
+        raise ConfigError(
+            f"{key}={time}: is no time; write DD:HH:MM:SS, as 00:12:00:00, or null"
+        ) from error
+
+
 def _check_time(limit: Any) -> None:
     """Refuses a limit of time that Lightning cannot read, or that has passed at the start."""
     if limit is None:
         return
-    try:
-        left = Timer(limit).time_remaining()
-    except (TypeError, ValueError, OverflowError, MisconfigurationException) as error:
-        raise ConfigError(
-            f"trainer.max_time={limit}: is no time; write DD:HH:MM:SS, as 00:12:00:00, or null"
-        ) from error
+    left = _seconds("trainer.max_time", limit)
     if left is not None and left <= 0:
         raise ConfigError(
             f"trainer.max_time={limit}: nothing would be trained; raise it, or run `validate` "
@@ -251,7 +256,9 @@ def check_length(trainer: Any, batches_per_epoch: int) -> None:
         if value is not None and value < 1:
             raise ConfigError(f"trainer.{key}={value}: must be at least 1")
     interval = trainer.get("val_check_interval")
-    if interval is not None and not isinstance(interval, str) and interval <= 0:
+    counted = interval is None or isinstance(interval, int | float)
+    above = interval if counted else _seconds("trainer.val_check_interval", interval)
+    if above is not None and above <= 0:
         raise ConfigError(f"trainer.val_check_interval={interval}: must be above 0, or null")
     least, most = trainer.get("min_epochs"), trainer.get("max_epochs")
     if least is not None and most is not None and 0 < most < least:

@@ -158,6 +158,8 @@ FLAGS = [
     ("--trainer.accelerator=quantum", r"trainer\.accelerator=quantum: .*cpu"),
     ("--trainer.val_check_interval=9", r"val_check_interval=9: above the 2 rollouts of an epoch"),
     ("--trainer.val_check_interval=0", r"trainer\.val_check_interval=0: must be above 0"),
+    ("--trainer.val_check_interval={}", r"trainer\.val_check_interval=\{\}: must be above 0"),
+    ("--trainer.val_check_interval=soon", r"val_check_interval=soon: is no time; write DD:HH:MM"),
     ("--trainer.min_epochs=9", r"trainer\.min_epochs=9: above trainer\.max_epochs=1; lower it"),
     ("--trainer.strategy=ddp_fork", r"trainer\.strategy=ddp_fork: trains in copies .*choose ddp"),
     ("--trainer.check_val_every_n_epoch=0", r"check_val_every_n_epoch=0: must be at least 1"),
