@@ -245,6 +245,9 @@ class Asks(Callback):
     def __init__(self, api_key: str, headers: dict[str, str], urls: list[str], token: int = 3):
         assert api_key == headers["Authorization"] == "s3cr3t-01"
         assert urls == ["http://me:s3cr3t-01@host", "http://host?token=s3cr3t-01"]
+
+    def on_train_end(self, trainer, module):
+        pass
 """
 ASKING = [
     "--callbacks.secret=asks.Asks",
@@ -412,6 +415,9 @@ from lightning.pytorch import Callback
 class Base(Callback):
     def __init__(self, token: str = "tok", n: int = 1, passwords: tuple[str, ...] = ("pw", "pw2")):
         super().__init__()
+
+    def on_train_end(self, trainer, module):
+        pass
 
 class Mine(Base):
     def __init__(self, api_token: str = "mark", password: str = "changeme", **kwargs):
