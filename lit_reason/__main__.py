@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lit_reason import __version__
+from lit_reason.signals import hand_back, set_handlers
 
 USAGE = """\
 usage: lit_reason SUBCOMMAND [--config FILE ...] [--KEY=VALUE ...]
@@ -64,17 +64,11 @@ def stoppable() -> Iterator[None]:
         os.write(2, f"stopped by {name} before anything was done; start it again\n".encode())
         os._exit(128 + number)  # an import may take any exception for its own
 
-    main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    # `nohup` sees to it that the last is ignored
-    wanted = [x for x in signals if (x, signal.getsignal(x)) != (signal.SIGHUP, signal.SIG_IGN)]
-    earlier = {number: signal.signal(number, stop) for number in wanted}
+    earlier = set_handlers(stop)
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            if handler is not None:  # not set by Python
-                signal.signal(number, handler)
+        hand_back(earlier)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,26 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names the file when something goes wrong in the block, and says what to do.
+    """A block that writes to a file, which is on the disk at its end, even if the power fails.
 
-    When the block has ended, what it wrote is on the disk, also if the power fails then.
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: It cannot be written, with its name and what to do.
+    """
+    with naming_file(path):
+        new = not path.exists()
+        yield
+        if path.exists():
+            sync(path)
+        if new:
+            sync(path.parent)
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Names the file when something goes wrong in the block, and says what to do.
 
     Args:
         path: The file that is written, or a folder of which all is written.
@@ -32,12 +49,7 @@ def writing(path: Path) -> Iterator[None]:
         OSError: The disk is full, or the folder cannot be written.
     """
     try:
-        new = not path.exists()
         yield
-        if path.exists():
-            sync(path)
-        if new:
-            sync(path.parent)
     except (OSError, SafetensorError) as error:
         number = _number(error)
         if number is None:
@@ -90,7 +102,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     # beside the file, as only a rename inside one file system is atomic
     partial = path.with_name(f".{path.name}{PARTIAL}")
-    with writing(path):
+    with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)  # a killed run left it, and it might be appended to
         try:
@@ -119,7 +131,7 @@ def filling(folder: Path) -> Iterator[Path]:
     """
     # inside, as the user may be allowed to write there and nowhere else
     partial, new = folder / PARTIAL, not folder.exists()
-    with writing(folder):
+    with naming_file(folder):
         try:
             rmtree(partial, ignore_errors=True)  # a killed run left it
             partial.mkdir(parents=True)
@@ -133,6 +145,8 @@ def filling(folder: Path) -> Iterator[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
                 sync(target.parent)
+            if new:
+                sync(folder.parent)
         finally:
             rmtree(partial, ignore_errors=True)
             if new and folder.is_dir() and not any(folder.iterdir()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -495,13 +496,13 @@ class ReasonModule(LightningModule):
         # WeightAveraging has put the state of its average in place of the module's
         for name in ("state_dict", "current_model_state"):
             state = checkpoint.get(name, {})
-            for key in [key for key in state if self._is_left_out(key)]:
+            for key in self._left_out(state):
                 del state[key]
 
-    def _is_left_out(self, key: str) -> bool:
-        """Whether checkpoints do without a weight, as the run begins with it."""
-        unrefreshed = not self.reference_moves and key.startswith("reference.")
-        return unrefreshed or key in self._fixed
+    def _left_out(self, keys: Iterable[str]) -> list[str]:
+        """The weights that checkpoints do without, as the run begins with them."""
+        fixed, unrefreshed = self._fixed, not self.reference_moves
+        return [k for k in keys if k in fixed or (unrefreshed and k.startswith("reference."))]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
@@ -512,9 +513,8 @@ class ReasonModule(LightningModule):
         """
         if strict:
             own = self.state_dict()
-            left_out = {key: value for key, value in own.items() if self._is_left_out(key)}
-            for key, value in left_out.items():
-                state_dict.setdefault(f"{prefix}{key}", value)
+            for key in self._left_out(own):
+                state_dict.setdefault(f"{prefix}{key}", own[key])
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +15,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lit_reason.run_dir import CONFIG, newest_checkpoint, typed
+from lit_reason.signals import Handlers, hand_back, set_handlers
 from lit_reason.stages import Stage
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a scheduler, a lost terminal
 TRAINING = ("fit", "cold_start")  # the subcommands that can be continued
 
 
@@ -81,9 +80,6 @@ def continuing(subcommand: str, run_dir: Any, checkpoint: str | Path) -> str:
     return f"python -m lit_reason {subcommand} --config {config} --ckpt_path {path}"
 
 
-Handlers = dict[signal.Signals, Any]
-
-
 def take_over(handle: Callable[[int, Any], None]) -> Handlers:
     """Sets the handler of the signals that stop a run.
 
@@ -93,8 +89,6 @@ def take_over(handle: Callable[[int, Any], None]) -> Handlers:
     Returns:
         The earlier handlers; none outside of the main thread, which cannot set any.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return {}
     own = os.getpid()
 
     def handle_own(number: int, frame: Any) -> None:
@@ -106,16 +100,7 @@ def take_over(handle: Callable[[int, Any], None]) -> Handlers:
             _leave_terminal()
         handle(number, frame)
 
-    # `nohup` sees to it that this one is ignored
-    wanted = [x for x in SIGNALS if (x, signal.getsignal(x)) != (signal.SIGHUP, signal.SIG_IGN)]
-    return {number: signal.signal(number, handle_own) for number in wanted}
-
-
-def hand_back(earlier: Handlers) -> None:
-    """Sets the handlers that `take_over` replaced."""
-    for number, handler in earlier.items():
-        if handler is not None:  # not set by Python
-            signal.signal(number, handler)
+    return set_handlers(handle_own)
 
 
 def _leave_terminal() -> None:

@@ -300,7 +300,7 @@ def test_a_checkpoint_holds_adapters_and_head_alone(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:callbacks.export=ExportPolicy: has no effect on validate")
+@pytest.mark.filterwarnings("ignore:callbacks.export=ExportPolicy")
 def test_the_checkpoint_of_other_networks_is_refused_in_one_line(runs, capsys):
     folder, _ = runs
     last = {n: folder / n / "checkpoints" / "last.ckpt" for n in ("shared", "full")}
